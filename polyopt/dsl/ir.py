@@ -1,0 +1,296 @@
+"""The program: equations over indices, typed and resolved, as every later stage reads them.
+
+`dsl.trace` makes a program from a user's function. It is typed: every conversion is a `Cast`, every operation
+has operands of one dtype. Names of tensors are unique; names of axes are unique along a path from an equation
+to the innermost reduction. Values compare structurally, source spans aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, assert_never
+
+from polyopt.dsl.affine import TRUE, Affine, Condition
+from polyopt.dtypes import DType
+from polyopt.errors import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A named index with its half-open range.
+
+    lower, upper: the range is from the largest of `lower` to the smallest of `upper` (exclusive). Both are
+    affine in sizes; both are empty until `poly.ranges` has resolved the program, unless the user gave an
+    explicit range.
+    """
+
+    name: str
+    lower: tuple[Affine, ...] = ()
+    upper: tuple[Affine, ...] = ()
+
+    @property
+    def is_resolved(self) -> bool:
+        return bool(self.lower and self.upper)
+
+
+# --- expressions: what the value of an element is ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A literal of the given dtype: a bool, an int, or a float (NaN and infinities included)."""
+
+    value: bool | int | float
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class IndexValue:
+    """An affine expression of axes and sizes used as a number; dtype i64."""
+
+    affine: Affine
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A scalar operation of `dsl.builtins` on operands already of the right dtype."""
+
+    name: str
+    args: tuple[Expr, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Conversion as NumPy's astype does it."""
+
+    arg: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class DataIndex:
+    """A subscript that is data: an integer expression, checked against the extent as the kernel runs."""
+
+    value: Expr
+
+
+Subscript = Affine | DataIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """Reads outside the tensor's box give `value`."""
+
+    value: Const
+
+
+@dataclass(frozen=True, slots=True)
+class Clamp:
+    """Reads outside the box give the nearest element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wrap:
+    """Reads outside the box are periodic."""
+
+
+Boundary = Pad | Clamp | Wrap
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One element of a tensor. Rank 0 has no subscripts."""
+
+    tensor: str
+    subscripts: tuple[Subscript, ...]
+    dtype: DType
+    boundary: Boundary | None = None
+    span: Span | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A choice by an affine condition. Only the chosen branch is read. (A choice by data is `Op("select")`.)"""
+
+    condition: Condition
+    then: Expr
+    otherwise: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A placeholder inside the `combine` of a custom reduction."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """How the values of a reduction are combined.
+
+    name:     "sum", "prod", "max", "min", "any", "all" or "custom"
+    combine:  for "custom": an expression over `Var("a")` (running value) and `Var("b")`
+    neutral:  the start value; None for a max or min without `init=` (then every domain must be non-empty)
+    """
+
+    name: Literal["sum", "prod", "max", "min", "any", "all", "custom"]
+    dtype: DType
+    neutral: Const | None
+    combine: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """A reduction of `body` over `axes`, restricted to points where `guard` holds.
+
+    `body` has the dtype of the reducer (the accumulator's); `dtype` is the same. A rounding of the result back
+    to a narrower dtype is a `Cast` around the reduction.
+    """
+
+    reducer: Reducer
+    body: Expr
+    axes: tuple[Axis, ...]
+    dtype: DType
+    guard: Condition = TRUE
+    span: Span | None = field(default=None, compare=False)
+
+
+Expr = Const | IndexValue | Op | Cast | Read | Where | Reduce | Var
+
+
+# --- tensors and equations ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named array.
+
+    shape: extents, affine in sizes; None until resolved (a local tensor without `shape=`)
+    role:  "input" is given at the call, "output" is returned, "local" is neither
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[Affine, ...] | None
+    role: Literal["input", "output", "local"]
+    rank: int
+    span: Span | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """`tensor[subscripts] = value` for every point of `axes` where `guard` holds; with a reducer, `+=` or `*=`.
+
+    axes:        the indices of the left side, in order of first appearance
+    reduce_axes: for an accumulation: indices only on the right or inside a data subscript on the left
+    reducer:     None for a plain definition
+    value:       of the tensor's dtype; of the reducer's dtype for an accumulation (the result is then rounded)
+    """
+
+    name: str
+    tensor: str
+    axes: tuple[Axis, ...]
+    subscripts: tuple[Subscript, ...]
+    value: Expr
+    guard: Condition = TRUE
+    reducer: Reducer | None = None
+    reduce_axes: tuple[Axis, ...] = ()
+    span: Span | None = field(default=None, compare=False)
+
+    @property
+    def is_accumulation(self) -> bool:
+        return self.reducer is not None
+
+    @property
+    def all_axes(self) -> tuple[Axis, ...]:
+        return self.axes + self.reduce_axes
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A system of affine recurrence equations with reductions.
+
+    sizes:      names of the sizes that are still symbolic
+    parameters: names of the input tensors, in call order
+    results:    names of the output tensors, in order of return
+    conditions: over sizes alone; checked at the call (found while resolving ranges and bounds)
+    """
+
+    name: str
+    sizes: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    equations: tuple[Equation, ...]
+    parameters: tuple[str, ...]
+    results: tuple[str, ...]
+    conditions: tuple[Condition, ...] = ()
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor called `name`; a `KeyError` is our own mistake."""
+        for tensor in self.tensors:
+            if tensor.name == name:
+                return tensor
+        raise KeyError(name)
+
+    def definitions(self, tensor: str) -> tuple[Equation, ...]:
+        return tuple(equation for equation in self.equations if equation.tensor == tensor)
+
+
+# --- traversal ------------------------------------------------------------------------------------------------
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """The direct sub-expressions, data subscripts of a read included."""
+    match expr:
+        case Const() | IndexValue() | Var():
+            return ()
+        case Op(args=args):
+            return args
+        case Cast(arg=arg):
+            return (arg,)
+        case Read(subscripts=subscripts):
+            return tuple(s.value for s in subscripts if isinstance(s, DataIndex))
+        case Where(then=then, otherwise=otherwise):
+            return then, otherwise
+        case Reduce(body=body):
+            return (body,)
+        case _:
+            assert_never(expr)
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """The expression and all its sub-expressions, parents first."""
+    yield expr
+    for child in children(expr):
+        yield from walk(child)
+
+
+def rebuild(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The same node with each direct sub-expression changed; the node itself where nothing changed."""
+    match expr:
+        case Const() | IndexValue() | Var():
+            return expr
+        case Op(args=args):
+            return replace(expr, args=tuple(change(arg) for arg in args))
+        case Cast(arg=arg):
+            return replace(expr, arg=change(arg))
+        case Read(subscripts=subscripts):
+            if not any(isinstance(s, DataIndex) for s in subscripts):
+                return expr
+            changed = tuple(DataIndex(change(s.value)) if isinstance(s, DataIndex) else s for s in subscripts)
+            return replace(expr, subscripts=changed)
+        case Where(then=then, otherwise=otherwise):
+            return replace(expr, then=change(then), otherwise=change(otherwise))
+        case Reduce(body=body):
+            return replace(expr, body=change(body))
+        case _:
+            assert_never(expr)
+
+
+def reads(expr: Expr) -> Iterator[Read]:
+    """Every read, parents first, in source order."""
+    return (node for node in walk(expr) if isinstance(node, Read))

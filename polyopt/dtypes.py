@@ -1,0 +1,145 @@
+"""The element types of the language, their NumPy counterparts and promotion.
+
+A dtype doubles as an annotation: `f32[M, K]` is a tensor type, bare `f32` a run-time scalar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from polyopt.errors import DTypeError
+
+Kind = Literal["b", "i", "u", "f"]
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One element type.
+
+    kind: "b" boolean, "i" signed, "u" unsigned, "f" floating point
+    bits: storage size; a boolean is stored in 8 bits
+    """
+
+    name: str
+    kind: Kind
+    bits: int
+
+    @property
+    def itemsize(self) -> int:
+        """Size of one element in bytes."""
+        return self.bits // 8
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in "iu"
+
+    @property
+    def is_bool(self) -> bool:
+        return self.kind == "b"
+
+    @property
+    def numpy(self) -> np.dtype:
+        """The NumPy dtype. Raises `DTypeError` for bf16 where ml_dtypes is not installed."""
+        if self.name == "bf16":
+            return _bfloat16()
+        return np.dtype({"b": "?", "i": "i", "u": "u", "f": "f"}[self.kind] + ("" if self.is_bool else str(self.itemsize)))
+
+    def __getitem__(self, dims: object) -> TensorType:
+        return TensorType(self, dims if isinstance(dims, tuple) else (dims,))
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A tensor annotation. dims: sizes as integers, names, or affine expressions over sizes."""
+
+    dtype: DType
+    dims: tuple[object, ...]
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.dims)) or '()'}]"
+
+
+bool_ = DType("bool", "b", 8)
+i8 = DType("i8", "i", 8)
+i16 = DType("i16", "i", 16)
+i32 = DType("i32", "i", 32)
+i64 = DType("i64", "i", 64)
+u8 = DType("u8", "u", 8)
+u16 = DType("u16", "u", 16)
+u32 = DType("u32", "u", 32)
+u64 = DType("u64", "u", 64)
+f16 = DType("f16", "f", 16)
+bf16 = DType("bf16", "f", 16)
+f32 = DType("f32", "f", 32)
+f64 = DType("f64", "f", 64)
+
+ALL = (bool_, i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32, f64)
+_BY_NAME = {dtype.name: dtype for dtype in ALL}
+
+
+def _bfloat16() -> np.dtype:
+    try:
+        import ml_dtypes  # bf16 is an extra: NumPy itself has no such dtype
+    except ImportError:
+        raise DTypeError(
+            "bf16 arrays need the package ml_dtypes", fix="pip install 'polyopt[bf16]'", facts={"dtype": "bf16"}
+        ) from None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def from_name(name: str) -> DType:
+    """The dtype called `name` ("f32"). Raises `DTypeError` for any other name."""
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    raise DTypeError(f"there is no dtype '{name}'", fix=f"one of {', '.join(_BY_NAME)}", facts={"dtype": name})
+
+
+def from_numpy(dtype: np.dtype) -> DType:
+    """The dtype of a native-endian NumPy dtype. Raises `DTypeError` for objects, complex, structured and other-endian ones."""
+    if dtype.name == "bfloat16":
+        return bf16
+    if dtype.isnative and dtype.kind in "biuf" and dtype.itemsize <= 8:
+        return bool_ if dtype.kind == "b" else _BY_NAME[f"{dtype.kind}{8 * dtype.itemsize}"]
+    reason = "is not in this machine's byte order" if not dtype.isnative else "is not supported"
+    raise DTypeError(
+        f"dtype {dtype} {reason}",
+        why=f"supported dtypes: {', '.join(_BY_NAME)}",
+        fix="convert the array with .astype(...)" if dtype.isnative else "x.astype(x.dtype.newbyteorder('='))",
+        facts={"dtype": str(dtype)},
+    )
+
+
+def promote(left: DType, right: DType) -> DType:
+    """The common dtype of two strong operands, as NumPy 2 promotes them; bf16 with f16 gives f32."""
+    if left == right:
+        return left
+    if bf16 in (left, right):
+        other = right if left == bf16 else left
+        if other.is_bool or (other.is_integer and other.bits == 8):
+            return bf16
+        if other == f16:
+            return f32
+        return promote(f32 if other.is_integer and other.bits <= 16 else f64 if other.is_integer else other, other)
+    return from_numpy(np.promote_types(left.numpy, right.numpy))
+
+
+def accumulator(dtype: DType) -> DType:
+    """The dtype a sum or product over `dtype` runs in: f32 for f16/bf16, i32 for bool and narrow integers."""
+    if dtype in (f16, bf16):
+        return f32
+    if dtype.is_bool or (dtype.is_integer and dtype.bits < 32):
+        return i32
+    return dtype

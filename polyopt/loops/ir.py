@@ -1,0 +1,238 @@
+"""The loop program: what runs, in which order, on which storage.
+
+`loops.lower` makes it from a mapped schedule; the C and LLVM emitters, the printer, the verifier and the
+interpreter read it. Expressions are those of the program (`Const`, `Op`, `Cast`) with `Load` and `Var` added;
+index arithmetic is 64-bit `Op`s ("add", "sub", "mul", "floordiv", "mod", "minimum", "maximum", comparisons,
+"select") of dtype i64. Every expression is total: what may only be read under a condition carries a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, assert_never
+
+from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
+from polyopt.dtypes import DType, i64
+from polyopt.errors import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A run-time bounds check of one data subscript. A failure records the site and reads nothing outside.
+
+    site:   number of the check; `LoopProgram.sites[site]` says where it is
+    """
+
+    dimension: int
+    site: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One element of a buffer.
+
+    indices: one i64 expression per buffer dimension
+    mask:    a bool expression; where it is false nothing is read and the value is `Const 0` of the dtype
+    checks:  dimensions whose index is data: an index outside [0, extent) records an error and yields 0
+    """
+
+    buffer: str
+    indices: tuple[Expr, ...]
+    dtype: DType
+    mask: Expr | None = None
+    checks: tuple[Check, ...] = ()
+
+
+Expr = Const | Op | Cast | Var | Load
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Storage of one array.
+
+    shape:   extents, i64 expressions over `LoopProgram.sizes` (constants for a static kernel)
+    strides: bytes per step of each dimension (constants, or `Var`s of `LoopProgram.runtime_strides`); may be
+             negative, zero, or no multiple of the item size; None means C-contiguous
+    space:   "argument": the caller's array; "workspace": heap, part of the kernel's one workspace block;
+             "local": private to one iteration of the loops around its `Alloc`, small, on the stack
+    aligned: the base address and every row are a multiple of 64 bytes (never for arguments unless tested)
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[Expr, ...]
+    space: Literal["argument", "workspace", "local"]
+    strides: tuple[Expr, ...] | None = None
+    aligned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Statements one after the other."""
+
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """`for var in range(lower, upper, step)`; lower, upper: i64 expressions, upper exclusive; step > 0.
+
+    kind:  "serial"
+           "parallel": iterations in any order, on any thread, at once
+           "vector":   iterations in any order, in lanes; the innermost loop; reductions over it are combined
+           "unrolled": serial, wanted flat: trip count small
+    axis:  the axes it scans, for the reader ("i", "i tile")
+    chunk: for "parallel": iterations per unit of work (>= 1)
+    """
+
+    var: str
+    lower: Expr
+    upper: Expr
+    body: Stmt
+    step: int = 1
+    kind: Literal["serial", "parallel", "vector", "unrolled"] = "serial"
+    axis: str = ""
+    chunk: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    condition: Expr
+    then: Stmt
+    otherwise: Stmt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """`buffer` (local, or a workspace buffer private to the enclosing parallel iteration) lives in `body`."""
+
+    buffer: Buffer
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """One instance of a statement: `buffer[indices] = value`, or `combine` with what is there.
+
+    statement, instance: which instance of the scop this is (axis values in the statement's order)
+    reducer:  None for a plain assignment; else the stored value is combined with the old one. Stores with the
+              same reducer to one element commute.
+    checks:   as in `Load`; a store whose index fails does not happen
+    """
+
+    statement: str
+    instance: tuple[Expr, ...]
+    buffer: str
+    indices: tuple[Expr, ...]
+    value: Expr
+    reducer: Reducer | None = None
+    checks: tuple[Check, ...] = ()
+
+
+Stmt = Block | For | If | Alloc | Store
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a run-time check checks, for the message of a `BoundsError`."""
+
+    array: str
+    dimension: int
+    span: Span | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopProgram:
+    """A kernel as loops.
+
+    arguments: the caller's arrays: inputs in call order, then results
+    workspace: buffers that live for the whole call
+    sizes:     names of the symbolic sizes, then of run-time strides: the i64 parameters, as `Var`s
+    written:   names of the arguments that are results
+    sites:     what each run-time check is about
+    """
+
+    name: str
+    arguments: tuple[Buffer, ...]
+    workspace: tuple[Buffer, ...]
+    sizes: tuple[str, ...]
+    written: tuple[str, ...]
+    body: Stmt
+    sites: tuple[Site, ...] = ()
+
+
+# --- building and traversal -----------------------------------------------------------------------------------
+
+
+def integer(value: int) -> Const:
+    """An i64 constant."""
+    return Const(value, i64)
+
+
+def index_var(name: str) -> Var:
+    """A loop variable or size."""
+    return Var(name, i64)
+
+
+def expr_children(expr: Expr) -> tuple[Expr, ...]:
+    match expr:
+        case Const() | Var():
+            return ()
+        case Op(args=args):
+            return args  # type: ignore[return-value]  # a loop program holds loop expressions only
+        case Cast(arg=arg):
+            return (arg,)  # type: ignore[return-value]  # as above
+        case Load(indices=indices, mask=mask):
+            return indices if mask is None else (*indices, mask)
+        case _:
+            assert_never(expr)
+
+
+def walk_expr(expr: Expr) -> Iterator[Expr]:
+    """The expression and all its sub-expressions, parents first."""
+    yield expr
+    for child in expr_children(expr):
+        yield from walk_expr(child)
+
+
+def substatements(statement: Stmt) -> tuple[Stmt, ...]:
+    match statement:
+        case Block(body):
+            return body
+        case For(body=body) | Alloc(body=body):
+            return (body,)
+        case If(then=then, otherwise=otherwise):
+            return (then,) if otherwise is None else (then, otherwise)
+        case Store():
+            return ()
+        case _:
+            assert_never(statement)
+
+
+def walk(statement: Stmt) -> Iterator[Stmt]:
+    """The statement and everything in it, parents first, in order."""
+    yield statement
+    for inner in substatements(statement):
+        yield from walk(inner)
+
+
+def substitute(expr: Expr, values: dict[str, Expr]) -> Expr:
+    """The expression with variables replaced."""
+    match expr:
+        case Var(name):
+            return values.get(name, expr)
+        case Const():
+            return expr
+        case Op(args=args):
+            return replace(expr, args=tuple(substitute(a, values) for a in args))  # type: ignore[arg-type]  # as above
+        case Cast(arg=arg):
+            return replace(expr, arg=substitute(arg, values))  # type: ignore[arg-type]  # as above
+        case Load(indices=indices, mask=mask):
+            return replace(
+                expr,
+                indices=tuple(substitute(i, values) for i in indices),
+                mask=None if mask is None else substitute(mask, values),
+            )
+        case _:
+            assert_never(expr)
