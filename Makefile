@@ -1,0 +1,70 @@
+# Every target makes its own environment in .venv: a Python of at least 3.11 on PATH and the package index are enough.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+READY := $(VENV)/.ready
+JOBS  ?= 2
+
+# A name on PATH may be a shim that starts nothing, and an interpreter may lack what `venv` needs, so each is asked.
+PYTHON ?= $(shell for candidate in python3 python3.11 python3.12 python3.13 python3.14 python; do \
+	"$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	&& { command -v "$$candidate"; break; }; done)
+
+.PHONY: help demo test check golden bench bench-compile docs fuzz trust lint clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No Python of at least 3.11 (with venv) on PATH; set PYTHON=/path/to/python3." >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "Making the environment $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+demo: $(READY)  ## compile and check the examples, and print a table
+	$(BIN)/polyopt demo
+
+test: lint  ## everything that CI runs: lint, types, layers, all tests with coverage
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n $(JOBS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+lint: $(READY)  ## style, types and layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+check: $(READY)  ## before a commit: format, lint, layers, types and the quick tests
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/pytest -q -n $(JOBS) -m 'not slow and not trust and not exhaustive and not cuda'
+
+golden: $(READY)  ## rewrite the golden files; read the diff like code
+	$(BIN)/pytest -q tests/golden --update-golden
+
+bench: $(READY)  ## run times of the examples beside NumPy
+	$(BIN)/python benchmarks/run.py
+
+bench-compile: $(READY)  ## compile, cache, import and call times
+	$(BIN)/python benchmarks/compile_time.py
+
+docs: $(READY)  ## rewrite the command outputs that README and docs show
+	$(BIN)/python docs/refresh.py
+
+fuzz: $(READY)  ## the property tests with many more examples
+	$(BIN)/pytest -q -n $(JOBS) -m 'hypothesis and not cuda' --hypothesis-profile=fuzz --timeout=0
+
+trust: $(READY)  ## the full matrix: every size, layout and dtype; exhaustive scalar functions
+	$(BIN)/pytest -q -n $(JOBS) -m '(trust or exhaustive) and not cuda' --timeout=0
+
+clean:  ## remove the environment and build output
+	rm -rf $(VENV) build dist .coverage .coverage.*
