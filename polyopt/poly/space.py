@@ -1,0 +1,373 @@
+"""Conversion between the language's affine expressions and isl, by name of dimension.
+
+A `Space` names the dimensions; positions appear in this module alone. All spaces of one program carry the same
+sizes in the same order, so that their sets need no alignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import assert_never
+
+import islpy as isl
+
+from polyopt.dsl import ir
+from polyopt.dsl.affine import (
+    Affine,
+    And,
+    AxisRef,
+    Compare,
+    Condition,
+    FloorDiv,
+    Not,
+    Or,
+    SizeRef,
+)
+from polyopt.errors import ScheduleError
+
+_PARAM, _SET, _IN, _OUT, _DIV = (
+    isl.dim_type.param,
+    isl.dim_type.set,
+    isl.dim_type.in_,
+    isl.dim_type.out,
+    isl.dim_type.div,
+)
+
+_NEGATED: Mapping[str, str] = {"==": "!=", "!=": "==", ">=": "<", "<": ">=", ">": "<=", "<=": ">"}
+
+
+@contextmanager
+def isl_errors(what: str, *operands: object) -> Iterator[None]:
+    """Turns an `isl.Error` of the block into a `ScheduleError` that says `what` failed and prints the operands."""
+    try:
+        yield
+    except isl.Error as error:
+        shown = "\n".join(str(operand) for operand in operands)
+        raise ScheduleError(f"isl failed to {what}", why=f"{shown}\n{error}".strip()) from error
+
+
+# --- from the language to isl --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Space:
+    """A tuple of axes in an order, with the size parameters around it.
+
+    tuple_name: isl's name of the tuple; empty for an anonymous one
+    axes:       names of the dimensions, outermost first
+    sizes:      names of the parameters
+    """
+
+    tuple_name: str
+    axes: tuple[str, ...]
+    sizes: tuple[str, ...]
+
+    @cached_property
+    def isl_space(self) -> isl.Space:
+        """The space of a set: `[sizes] -> { tuple_name[axes] }`."""
+        space = isl.Space.set_alloc(isl.DEFAULT_CONTEXT, len(self.sizes), len(self.axes))
+        for position, name in enumerate(self.sizes):
+            space = space.set_dim_name(_PARAM, position, name)
+        for position, name in enumerate(self.axes):
+            space = space.set_dim_name(_SET, position, name)
+        return space.set_tuple_name(_SET, self.tuple_name) if self.tuple_name else space
+
+    @cached_property
+    def _zero(self) -> isl.Aff:
+        return isl.Aff.zero_on_domain_space(self.isl_space)
+
+    @cached_property
+    def _axis_position(self) -> Mapping[str, int]:
+        return {name: position for position, name in enumerate(self.axes)}
+
+    @cached_property
+    def _size_position(self) -> Mapping[str, int]:
+        return {name: position for position, name in enumerate(self.sizes)}
+
+    def universe(self) -> isl.Set:
+        return isl.Set.universe(self.isl_space)
+
+    def empty(self) -> isl.Set:
+        return isl.Set.empty(self.isl_space)
+
+    def aff(self, affine: Affine) -> isl.Aff:
+        """The quasi-affine function `{ tuple_name[axes] -> [affine] }`; its axes and sizes must be ours."""
+        result = self._zero
+        floors: list[isl.Aff] = []
+        for atom, coefficient in affine.terms:
+            match atom:
+                case AxisRef(name):
+                    result = result.set_coefficient_val(_IN, self._axis_position[name], coefficient)
+                case SizeRef(name):
+                    result = result.set_coefficient_val(_PARAM, self._size_position[name], coefficient)
+                case FloorDiv(numerator, divisor):
+                    floor = self.aff(numerator).scale_down_val(divisor).floor()
+                    floors.append(floor.scale_val(coefficient))
+                case _:
+                    assert_never(atom)
+        if affine.constant:
+            result = result.set_constant_val(affine.constant)
+        for floor in floors:
+            result = result.add(floor)
+        return result
+
+    def condition(self, condition: Condition) -> isl.Set:
+        """The points where the condition holds."""
+        return self._condition(condition, holds=True)
+
+    def _condition(self, condition: Condition, *, holds: bool) -> isl.Set:
+        match condition:
+            case Compare(left, op):
+                return self._compare(left, op if holds else _NEGATED[op])
+            case And(parts) | Or(parts):
+                sets = [self._condition(part, holds=holds) for part in parts]
+                if isinstance(condition, And) == holds:
+                    return _fold(isl.Set.intersect, self.universe(), sets)
+                return _fold(isl.Set.union, self.empty(), sets)
+            case Not(part):
+                return self._condition(part, holds=not holds)
+            case _:
+                assert_never(condition)
+
+    def _compare(self, left: Affine, op: str) -> isl.Set:
+        if op == ">=":
+            return self.aff(left).ge_basic_set(self._zero).to_set()
+        if op == "<=":
+            return self.aff(left).le_basic_set(self._zero).to_set()
+        if op == ">":
+            return self.aff(left).gt_basic_set(self._zero).to_set()
+        if op == "<":
+            return self.aff(left).lt_basic_set(self._zero).to_set()
+        if op == "==":
+            return self.aff(left).zero_basic_set().to_set()
+        assert op == "!=", f"a comparison with the operator {op}"
+        return self.aff(left).ne_set(self._zero)
+
+    def box(self, axes: Sequence[ir.Axis]) -> isl.Set:
+        """The points whose coordinates lie in the ranges of `axes` (a subset of ours); an unset side is unbounded."""
+        box = isl.BasicSet.universe(self.isl_space)
+        for axis in axes:
+            variable = self._zero.set_coefficient_val(_IN, self._axis_position[axis.name], 1)
+            for lower in axis.lower:
+                box = box.intersect(variable.ge_basic_set(self.aff(lower)))
+            for upper in axis.upper:
+                box = box.intersect(variable.lt_basic_set(self.aff(upper)))
+        return box.to_set()
+
+    def access(self, array: str, subscripts: Sequence[Affine]) -> isl.Map:
+        """The relation `{ tuple_name[axes] -> array[subscripts] }`, without the domain's constraints."""
+        return isl.Map.from_multi_aff(self.multi_aff(array, subscripts))
+
+    def multi_aff(self, array: str, values: Sequence[Affine]) -> isl.MultiAff:
+        """The function `{ tuple_name[axes] -> array[values] }`."""
+        space = self.isl_space.from_domain().add_dims(_OUT, len(values))
+        if array:
+            space = space.set_tuple_name(_OUT, array)
+        affs = isl.AffList.alloc(isl.DEFAULT_CONTEXT, len(values))
+        for value in values:
+            affs = affs.add(self.aff(value))
+        return isl.MultiAff.from_aff_list(space, affs)
+
+
+def _fold(combine: Callable[[isl.Set, isl.Set], isl.Set], start: isl.Set, sets: Sequence[isl.Set]) -> isl.Set:
+    if not sets:
+        return start
+    result = sets[0]
+    for other in sets[1:]:
+        result = combine(result, other)
+    return result
+
+
+# --- from isl to the language --------------------------------------------------------------------------------
+
+
+def affine_from_aff(aff: isl.Aff) -> Affine:
+    """The language's expression for a quasi-affine function whose value is an integer wherever it matters."""
+    numerator, denominator = _numerator(aff)
+    return numerator // denominator
+
+
+def _numerator(aff: isl.Aff) -> tuple[Affine, int]:
+    """The function as (integer combination, positive common denominator)."""
+    denominator = _integer(aff.get_denominator_val())
+    numerator = Affine(_integer(aff.get_constant_val().mul(denominator)))
+    for kind in (_PARAM, _IN):
+        for position in range(aff.dim(kind)):
+            coefficient = _integer(aff.get_coefficient_val(kind, position).mul(denominator))
+            if coefficient:
+                name = aff.get_dim_name(kind, position)
+                assert name is not None, "every dimension of a space has a name"
+                atom = SizeRef(name) if kind == _PARAM else AxisRef(name)
+                numerator = numerator + Affine(0, ((atom, coefficient),))
+    for position in range(aff.dim(_DIV)):
+        coefficient = _integer(aff.get_coefficient_val(_DIV, position).mul(denominator))
+        if coefficient:
+            numerator = numerator + affine_from_aff(aff.get_div(position)) * coefficient
+    return numerator, denominator
+
+
+def _integer(value: isl.Val) -> int:
+    assert value.is_int(), f"{value} is not an integer"
+    return int(value.to_python())
+
+
+def is_empty(domain: isl.Set) -> bool:
+    """Whether the set has no point for any sizes."""
+    return bool(domain.is_empty())
+
+
+def sample(domain: isl.Set) -> dict[str, int] | None:
+    """One point, sizes included, by name; None for an empty set.
+
+    The lexicographically smallest of non-negative sizes and then axes where that exists, so that a witness is short.
+    """
+    if domain.is_empty():
+        return None
+    flat, names = _sizes_as_axes(domain)
+    try:
+        point = flat.lexmin().sample_point()
+    except isl.Error:  # unbounded below
+        with isl_errors("find a point of a set", domain):
+            point = flat.sample_point()
+    return {name: _integer(point.get_coordinate_val(_SET, position)) for position, name in enumerate(names)}
+
+
+def _sizes_as_axes(domain: isl.Set) -> tuple[isl.Set, list[str]]:
+    """The set with its parameters turned into leading dimensions, non-negative where it can be, and the names."""
+    sizes = domain.dim(_PARAM)
+    names = [str(domain.get_dim_name(_PARAM, position)) for position in range(sizes)]
+    names += [domain.get_dim_name(_SET, position) or f"_{position}" for position in range(domain.dim(_SET))]
+    flat = domain.move_dims(_SET, 0, _PARAM, 0, sizes)
+    natural = flat
+    for position in range(sizes):
+        natural = natural.lower_bound_val(_SET, position, 0)
+    return (flat if natural.is_empty() else natural), names
+
+
+# --- operations by name --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A half-open range: from the largest of `lower` to the smallest of `upper`; an empty tuple is no bound."""
+
+    lower: tuple[Affine, ...]
+    upper: tuple[Affine, ...]
+
+
+def box_hull(domain: isl.Set) -> tuple[Bounds, ...]:
+    """The smallest box around the set that affine bounds can express, one `Bounds` per dimension.
+
+    Without sizes the box is the smallest there is. With sizes it may be larger where the set is not convex, and it
+    holds where the set is not empty. Of a set that is empty for all sizes every range is empty.
+    """
+    return tuple(bounds(domain, position) for position in range(domain.dim(_SET)))
+
+
+def bounds(domain: isl.Set, position: int) -> Bounds:
+    """The range of one dimension, as in `box_hull`."""
+    if domain.is_empty():
+        return Bounds((Affine(0),), (Affine(0),))
+    if domain.dim(_PARAM) == 0:
+        low, high = domain.dim_min_val(position), domain.dim_max_val(position)
+        return Bounds(
+            (Affine(_integer(low)),) if low.is_int() else (), (Affine(_integer(high) + 1),) if high.is_int() else ()
+        )
+    lower: tuple[Affine, ...] = ()
+    upper: tuple[Affine, ...] = ()
+    with isl_errors(f"find the range of dimension {position}", domain):
+        if domain.dim_has_lower_bound(_SET, position):
+            lower = _extremes(domain, position, largest=False)
+        if domain.dim_has_upper_bound(_SET, position):
+            upper = tuple(bound + 1 for bound in _extremes(domain, position, largest=True))
+    return Bounds(lower, upper)
+
+
+def _extremes(domain: isl.Set, position: int, *, largest: bool) -> tuple[Affine, ...]:
+    """Upper (or lower) bounds of a dimension: exact where affine expressions can say it, else of the convex hull."""
+    find = isl.Set.dim_max if largest else isl.Set.dim_min
+    found = _as_extreme(find(domain, position), largest=largest)
+    if found is None:
+        line = project_onto_position(domain, position)
+        found = _as_extreme(find(line.simple_hull().to_set(), 0), largest=largest)
+    if found is None:
+        raise ScheduleError("a bound has no affine form", why=str(domain))
+    return found
+
+
+def greatest(domain: isl.Set, position: int) -> Affine | None:
+    """The greatest value of a dimension as one affine expression of sizes; None where there is none such."""
+    if domain.dim(_PARAM) == 0:
+        value = domain.dim_max_val(position)
+        return Affine(_integer(value)) if value.is_int() else None
+    if not domain.dim_has_upper_bound(_SET, position):
+        return None
+    found = _as_extreme(domain.dim_max(position), largest=True)
+    return found[0] if found is not None and len(found) == 1 else None
+
+
+def _as_extreme(bound: isl.PwAff, *, largest: bool) -> tuple[Affine, ...] | None:
+    """Expressions whose smallest value (largest, for a lower bound) is the piecewise `bound`, as few as suffice."""
+    bound = bound.coalesce()
+    domain = bound.domain()
+    combine = isl.PwAff.min if largest else isl.PwAff.max
+    pieces = list(dict.fromkeys(affine_from_aff(piece) for _, piece in bound.get_pieces()))
+    space = Space("", (), tuple(str(domain.get_dim_name(_PARAM, p)) for p in range(domain.dim(_PARAM))))
+    functions = [_on_sizes(domain, space, piece) for piece in pieces]
+    for piece, function in zip(pieces, functions, strict=True):
+        if function.is_equal(bound):
+            return (piece,)
+    value = functions[0]
+    for other in functions[1:]:
+        value = combine(value, other)
+    return tuple(pieces) if value.is_equal(bound) else None
+
+
+def _on_sizes(domain: isl.Set, space: Space, affine: Affine) -> isl.PwAff:
+    """`affine` (in sizes alone) as a function on the parameter set `domain`."""
+    return isl.PwAff.from_aff(space.aff(affine)).project_domain_on_params().intersect_domain(domain)
+
+
+def fix_sizes(domain: isl.Set, values: Mapping[str, int]) -> isl.Set:
+    """The set where the named sizes have the given values; the parameters themselves stay."""
+    for name, value in values.items():
+        domain = domain.fix_val(_PARAM, domain.find_dim_by_name(_PARAM, name), value)
+    return domain
+
+
+def eliminate_sizes(domain: isl.Set, values: Mapping[str, int]) -> isl.Set:
+    """The set at the given sizes, without these parameters."""
+    for name, value in values.items():
+        position = domain.find_dim_by_name(_PARAM, name)
+        domain = domain.fix_val(_PARAM, position, value).project_out(_PARAM, position, 1)
+    return domain
+
+
+def align(*sets: isl.Set) -> tuple[isl.Set, ...]:
+    """The sets with the parameters of all of them, in one order."""
+    model = sets[0].get_space().params()
+    for other in sets[1:]:
+        model = model.align_params(other.get_space().params())
+    return tuple(one.align_params(model) for one in sets)
+
+
+def project_onto_position(domain: isl.Set, position: int) -> isl.Set:
+    """The set of values of one dimension."""
+    after = domain.dim(_SET) - position - 1
+    return domain.project_out(_SET, position + 1, after).project_out(_SET, 0, position)
+
+
+def project_onto(domain: isl.Set, names: Sequence[str]) -> isl.Set:
+    """The set with every dimension but the named ones projected out; the others keep their order."""
+    for position in reversed(range(domain.dim(_SET))):
+        if domain.get_dim_name(_SET, position) not in names:
+            domain = domain.project_out(_SET, position, 1)
+    return domain
+
+
+def at_sizes(domain: isl.Set) -> isl.Set:
+    """The sizes for which the set has a point, as a set of parameters."""
+    return domain.params()
