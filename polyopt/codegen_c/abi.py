@@ -3,7 +3,8 @@
 A kernel is `void kernel(ptr words)`; `words` is an array of 8-byte words:
 
     0  address of `pool_run(body, context, chunks)`, or 0 to run serially; it calls
-       `body(context, chunk, chunks, slot)` once for each chunk, `slot` < the word 3
+       `body(context, chunk, chunks, slot)` once for each chunk, `slot` < the word 3;
+       `void pool_run(ptr, ptr, i64)`, `void body(ptr, i64, i64, i64)`; a body never calls pool_run itself
     1  workspace: `workspace_bytes` bytes, 64-byte aligned
     2  error record: three words, `site + 1` (0: no error), the index found, the extent
     3  number of worker slots (>= 1)

@@ -1,0 +1,146 @@
+"""From LLVM IR text to object code, and from object code to code that can be called.
+
+The only module that drives LLVM. Code generators emit explicit vectors and register blocks, so the IR passes run here
+are few and cheap: inlining of what asks for it, and promotion of stack slots to values.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from polyopt.errors import CompileError
+from polyopt.target import Target, host
+
+DEFAULT_OPTIMISATION = 2
+_names = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCode:
+    """Machine code in memory.
+
+    addresses: of the symbols that were asked for
+    owner:     LLVM's resource tracker; the code is freed with it, so whoever holds an address holds this value
+    """
+
+    addresses: Mapping[str, int]
+    owner: Any
+
+
+def compile_object(ir_text: str, target: Target, *, opt: int = DEFAULT_OPTIMISATION) -> bytes:
+    """Relocatable object code for `target`.
+
+    opt: effort of LLVM's instruction selection and register allocation, 0 to 3
+    Raises `CompileError` where LLVM refuses the text; the full LLVM message is in `facts["llvm"]`.
+    """
+    machine = _target_machine(target, opt)
+    module = _verified(ir_text, machine)
+    _run_passes(module, machine, opt)
+    return bytes(machine.emit_object(module))
+
+
+def assembly(ir_text: str, target: Target, *, opt: int = DEFAULT_OPTIMISATION) -> str:
+    """The assembly text of what `compile_object` makes. Raises `CompileError` as it does."""
+    machine = _target_machine(target, opt)
+    module = _verified(ir_text, machine)
+    _run_passes(module, machine, opt)
+    return str(machine.emit_assembly(module))
+
+
+def load_object(object_code: bytes, symbols: Iterable[str], imports: Mapping[str, int] | None = None) -> LoadedCode:
+    """Link object code into this process and look up `symbols`; nothing is compiled.
+
+    imports: addresses of symbols that the object names and the process does not export
+    Raises `CompileError` where a symbol is missing or the object is none for this machine.
+    """
+    binding = _binding()
+    builder = binding.JITLibraryBuilder().add_object_img(object_code).add_current_process()
+    for name, address in (imports or {}).items():
+        builder = builder.import_symbol(name, address)
+    wanted = tuple(symbols)
+    for name in wanted:
+        builder = builder.export_symbol(name)
+    try:
+        tracker = builder.link(_linker(), f"polyopt{next(_names)}")
+    except RuntimeError as error:
+        raise _compile_error("compiled code could not be loaded", error) from None
+    return LoadedCode({name: tracker[name] for name in wanted}, tracker)
+
+
+def version() -> str:
+    """LLVM's version with llvmlite's, as cache keys hold them."""
+    import llvmlite
+
+    return f"llvmlite {llvmlite.__version__}, LLVM {'.'.join(map(str, _binding().llvm_version_info))}"
+
+
+@cache
+def _binding() -> Any:
+    """llvmlite.binding with the native target ready. Imported at the first compile or load: it takes 50 ms."""
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    binding.initialize_native_asmparser()  # without it LLVM aborts the process on inline assembly
+    return binding
+
+
+@cache
+def _linker() -> Any:
+    """Links by JITLink, which places an object in one block of memory, so that 32-bit distances suffice inside it."""
+    machine = _target_machine(host(), DEFAULT_OPTIMISATION)
+    return _binding().create_lljit_compiler(machine, use_jit_link=True, suppress_errors=True)
+
+
+def _target_machine(target: Target, opt: int) -> Any:
+    binding = _binding()
+    if target.triple != binding.get_process_triple():
+        binding.initialize_all_targets()
+        binding.initialize_all_asmprinters()
+    try:
+        description = binding.Target.from_triple(target.triple)
+    except RuntimeError as error:
+        raise _compile_error(f"LLVM has no code generator for {target.triple} here", error) from None
+    return description.create_target_machine(
+        cpu=target.cpu, features=target.features, opt=opt, reloc="pic", codemodel="small"
+    )
+
+
+def _verified(ir_text: str, machine: Any) -> Any:
+    """The parsed module, in an LLVM context of its own.
+
+    Verified before anything else, because LLVM aborts the process on broken input later.
+    """
+    try:
+        module = _binding().parse_assembly(ir_text, _binding().create_context())
+        module.triple = machine.triple
+        module.data_layout = str(machine.target_data)
+        module.verify()
+    except RuntimeError as error:
+        raise _compile_error("the generated code is not valid LLVM IR", error, ir_text) from None
+    return module
+
+
+def _run_passes(module: Any, machine: Any, opt: int) -> None:
+    if opt == 0:
+        return
+    binding = _binding()
+    options = binding.create_pipeline_tuning_options(speed_level=opt)
+    builder = binding.create_pass_builder(machine, options)
+    passes = binding.create_new_module_pass_manager()
+    passes.add_always_inliner_pass()
+    passes.add_sroa_pass()
+    passes.run(module, builder)
+
+
+def _compile_error(what: str, error: RuntimeError, ir_text: str = "") -> CompileError:
+    return CompileError(
+        what,
+        why="LLVM's own words are in the error's facts['llvm']" if str(error) else "",
+        fix="report it with the operator's definition, the sizes, and `polyopt doctor`",
+        facts={"llvm": str(error), "ir": ir_text},
+    )

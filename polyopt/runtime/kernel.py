@@ -1,0 +1,239 @@
+"""A compiled kernel: what a caller must know of it, and how it is called.
+
+The calling convention is that of `codegen_c.abi`: one pointer to a block of words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from polyopt import dtypes
+from polyopt.codegen_c.abi import ALIGNMENT, ERROR_RECORD_WORDS
+from polyopt.dtypes import DType
+from polyopt.errors import BoundsError, Span
+from polyopt.runtime import extent, jit
+from polyopt.runtime.extent import Extent
+from polyopt.runtime.pool import POOLS, SERIAL
+
+KEPT_WORKSPACE_BYTES = 256 << 20
+"""A thread keeps its workspace for the next call up to this size; a larger one is given back after the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayInfo:
+    """One array that a kernel reads or writes.
+
+    shape:   extents over the sizes
+    strides: bytes per step of each dimension, numbers or names of run-time strides; None: C-contiguous
+    """
+
+    name: str
+    dtype: DType
+    role: Literal["input", "output"]
+    shape: tuple[Extent, ...]
+    strides: tuple[Extent, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SiteInfo:
+    """What a run-time check checks: subscript `dimension` of `array`, at a place in the user's file."""
+
+    array: str
+    dimension: int
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionInfo:
+    """A condition on sizes that a call must meet; `test` evaluates to 0 where it does not."""
+
+    text: str
+    test: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """All that a caller must know of a compiled kernel.
+
+    entry:         its symbol in the object code
+    arguments:     the arrays, inputs in call order, then results, as the words block holds them
+    parameters:    names of the i64 parameters in order: symbolic sizes, then run-time strides
+    shared_bytes:  workspace of the whole call
+    private_bytes: workspace of each worker slot
+    is_parallel:   whether it uses the thread pool
+    sites:         run-time checks; the error record holds the number of a site
+    conditions:    on sizes, checked at each call with sizes that no call has had before
+    in_place:      pairs (result, input) whose memory may be the same: each element depends on itself only
+    """
+
+    entry: str
+    arguments: tuple[ArrayInfo, ...]
+    parameters: tuple[str, ...] = ()
+    shared_bytes: Extent = 0
+    private_bytes: Extent = 0
+    is_parallel: bool = False
+    sites: tuple[SiteInfo, ...] = ()
+    conditions: tuple[ConditionInfo, ...] = ()
+    in_place: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def inputs(self) -> tuple[ArrayInfo, ...]:
+        return tuple(array for array in self.arguments if array.role == "input")
+
+    @property
+    def results(self) -> tuple[ArrayInfo, ...]:
+        return tuple(array for array in self.arguments if array.role == "output")
+
+    def temporary_bytes(self, sizes: Mapping[str, int], slots: int) -> int:
+        """Bytes of workspace that a call allocates for temporaries."""
+        return extent.evaluate(self.shared_bytes, sizes) + slots * extent.evaluate(self.private_bytes, sizes)
+
+
+def as_json(info: KernelInfo) -> dict[str, Any]:
+    """The info as plain lists, dictionaries, numbers and strings."""
+    return {
+        "entry": info.entry,
+        "arguments": [[a.name, a.dtype.name, a.role, a.shape, a.strides] for a in info.arguments],
+        "parameters": info.parameters,
+        "shared_bytes": info.shared_bytes,
+        "private_bytes": info.private_bytes,
+        "is_parallel": info.is_parallel,
+        "sites": [[site.array, site.dimension, _span_as_json(site.span)] for site in info.sites],
+        "conditions": [[condition.text, condition.test] for condition in info.conditions],
+        "in_place": info.in_place,
+    }
+
+
+def from_json(data: Mapping[str, Any]) -> KernelInfo:
+    """The info that `as_json` wrote. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
+    return KernelInfo(
+        entry=str(data["entry"]),
+        arguments=tuple(_array_from_json(*item) for item in data["arguments"]),
+        parameters=tuple(map(str, data["parameters"])),
+        shared_bytes=extent.from_json(data["shared_bytes"]),
+        private_bytes=extent.from_json(data["private_bytes"]),
+        is_parallel=bool(data["is_parallel"]),
+        sites=tuple(SiteInfo(str(a), int(d), _span_from_json(span)) for a, d, span in data["sites"]),
+        conditions=tuple(ConditionInfo(str(text), extent.from_json(test)) for text, test in data["conditions"]),
+        in_place=tuple((str(result), str(source)) for result, source in data["in_place"]),
+    )
+
+
+def _array_from_json(name: str, dtype: str, role: str, shape: Any, strides: Any) -> ArrayInfo:
+    if role not in ("input", "output"):
+        raise ValueError(f"not a role: {role!r}")
+    return ArrayInfo(
+        str(name),
+        dtypes.from_name(dtype),
+        "input" if role == "input" else "output",
+        tuple(map(extent.from_json, shape)),
+        None if strides is None else tuple(map(extent.from_json, strides)),
+    )
+
+
+def _span_as_json(span: Span | None) -> list[Any] | None:
+    return None if span is None else [span.file, span.line, span.column, span.end_column]
+
+
+def _span_from_json(data: Any) -> Span | None:
+    if data is None:
+        return None
+    file, line, column, end_column = data
+    return Span(str(file), int(line), int(column), int(end_column))
+
+
+class Kernel:
+    """A kernel in memory: `launch` runs it. Safe to call from several threads at once."""
+
+    def __init__(self, info: KernelInfo, object_code: bytes) -> None:
+        self.info = info
+        self._code = jit.load_object(object_code, (info.entry,))
+        self.address = self._code.addresses[info.entry]
+
+    def launch(self, pointers: Sequence[int], parameters: Sequence[int] = ()) -> None:
+        """Run on the arrays at `pointers` (in the order of `info.arguments`); a shorthand for `bind` and a call."""
+        self.bind(parameters)(pointers)
+
+    def bind(self, parameters: Sequence[int] = ()) -> BoundKernel:
+        """The kernel with its i64 parameters fixed, ready for calls with pointers only."""
+        return BoundKernel(self, tuple(parameters))
+
+
+class BoundKernel:
+    """A kernel whose sizes are known. Calling it releases the GIL while the kernel runs."""
+
+    __slots__ = ("_block", "_function", "_has_sites", "_is_parallel", "_parameters", "_private", "_shared", "kernel")
+
+    def __init__(self, kernel: Kernel, parameters: tuple[int, ...]) -> None:
+        info = kernel.info
+        sizes = dict(zip(info.parameters, parameters, strict=True))
+        self.kernel = kernel
+        self._parameters = parameters
+        self._shared = extent.evaluate(info.shared_bytes, sizes)
+        self._private = extent.evaluate(info.private_bytes, sizes)
+        self._is_parallel = info.is_parallel
+        self._has_sites = bool(info.sites)
+        self._block = ctypes.c_int64 * (4 + len(info.arguments) + len(parameters) + ERROR_RECORD_WORDS)
+        self._function = _ENTRY(kernel.address)
+
+    def __call__(self, pointers: Sequence[int]) -> None:
+        """Run on the arrays at `pointers`.
+
+        Raises `BoundsError` where a data subscript was out of range (the results then hold nothing of use), and
+        `MemoryError` where there is no memory for temporaries.
+        """
+        pool = POOLS.current() if self._is_parallel else SERIAL
+        needed = self._shared + pool.slots * self._private
+        workspace = _WORKSPACE.reserve(needed) if needed else 0
+        block = self._block(pool.run, workspace, 0, pool.slots, *pointers, *self._parameters)
+        if not self._has_sites:
+            self._function(block)
+            return
+        block[2] = ctypes.addressof(block) + ctypes.sizeof(block) - 8 * ERROR_RECORD_WORDS
+        self._function(block)
+        if block[-ERROR_RECORD_WORDS]:
+            site, index, length = block[-ERROR_RECORD_WORDS:]
+            raise _bounds_error(self.kernel.info.sites[site - 1], index, length)
+
+
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Workspace(threading.local):
+    """The calling thread's scratch memory, kept from call to call."""
+
+    memory: np.ndarray[Any, Any] | None = None
+    address = 0
+    size = 0
+
+    def reserve(self, size: int) -> int:
+        """The address of at least `size` bytes, aligned as kernels want it, valid until the thread's next call."""
+        if size <= self.size and (self.size <= KEPT_WORKSPACE_BYTES or self.size < 2 * size):
+            return self.address
+        self.memory = None
+        self.size = 0
+        self.memory = np.empty(size + ALIGNMENT, np.uint8)
+        self.address = -(-self.memory.ctypes.data // ALIGNMENT) * ALIGNMENT
+        self.size = size
+        return self.address
+
+
+_WORKSPACE = _Workspace()
+
+
+def _bounds_error(site: SiteInfo, index: int, length: int) -> BoundsError:
+    return BoundsError(
+        f"subscript {site.dimension} of '{site.array}' is {index}, outside its extent {length}",
+        where=site.span,
+        why=f"the subscript is data, checked as the kernel runs; valid values are 0 to {length - 1}"
+        if length
+        else "the subscript is data, checked as the kernel runs; the extent is 0, so no value is valid",
+        fix="correct the index array (a negative index does not wrap around)",
+        facts={"array": site.array, "dimension": site.dimension, "index": index, "extent": length},
+    )

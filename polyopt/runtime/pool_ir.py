@@ -1,0 +1,296 @@
+"""The thread pool as LLVM IR text: fork-join over chunks that the caller and the workers claim one by one.
+
+State, all in globals of one loaded copy:
+    @remaining   chunks of the region at hand that nobody has claimed; a claim is one decrement
+    @unfinished  chunks of the region that have not ended; the caller waits for 0
+    @body, @context, @chunks   the region; written only while @remaining is 0, read only after a claim
+    @generation  counts regions; workers sleep on it
+    @asleep      workers that sleep, or are about to
+    @busy        1 while a region runs; whoever finds it 1 (a nested or concurrent call) runs serially
+    @threads     the caller and its workers
+    @started     1 once the workers run
+    @epoch       a worker ends when it changes
+
+Why a late worker can do no harm: it claims by a decrement of @remaining and reads the region only afterwards. A region
+cannot end, nor another begin, while a claimed chunk is unfinished, so what it reads belongs to the chunk it claimed.
+Why no wake-up is lost: the caller bumps @generation and then reads @asleep; a worker raises @asleep and then lets the
+kernel compare @generation with the value it saw before it last looked for chunks. One of them sees the other.
+The caller never depends on a worker: alone, it finishes every chunk. So a forked child, which has no workers, works.
+"""
+
+from __future__ import annotations
+
+from string import Template
+
+INIT = "pool_init"
+RUN = "pool_run"
+STOP = "pool_stop"
+
+_FUTEX_WAIT_PRIVATE = 128
+_FUTEX_WAKE_PRIVATE = 129
+_FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}
+_DEFAULT_FLOATS = {
+    "x86_64": "store i32 8064, ptr %state\n  call void @llvm.x86.sse.ldmxcsr(ptr %state)",
+    "aarch64": "call void @llvm.aarch64.set.fpcr(i64 0)",
+}
+"""Round to nearest, nothing flushed to zero: a new thread inherits whatever its creator had set."""
+_PAUSE = {
+    "x86_64": "call void @llvm.x86.sse2.pause()",
+    "aarch64": "call void @llvm.aarch64.hint(i32 1)",
+}
+_DECLARATIONS = {
+    "x86_64": "declare void @llvm.x86.sse.ldmxcsr(ptr)\ndeclare void @llvm.x86.sse2.pause()",
+    "aarch64": "declare void @llvm.aarch64.set.fpcr(i64)\ndeclare void @llvm.aarch64.hint(i32)",
+}
+_SIG_SETMASK = 2
+_FAULTS = (4, 5, 7, 8, 11, 31)
+"""SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS: they must reach the thread that caused them."""
+
+ARCHITECTURES = tuple(_FUTEX_NUMBER)
+
+
+def pool_ir(architecture: str, worker_spins: int, caller_spins: int) -> str:
+    """The pool on Linux.
+
+    architecture: one of `ARCHITECTURES`
+    worker_spins: pauses before an idle worker sleeps
+    caller_spins: pauses before a caller that waits for claimed chunks yields its core each time
+    """
+    every_signal_but_faults = ~sum(1 << (number - 1) for number in _FAULTS)
+    return _POOL.substitute(
+        worker_spins=worker_spins,
+        caller_spins=caller_spins,
+        futex=_FUTEX_NUMBER[architecture],
+        wait=_FUTEX_WAIT_PRIVATE,
+        wake=_FUTEX_WAKE_PRIVATE,
+        default_floats=_DEFAULT_FLOATS[architecture],
+        pause=_PAUSE[architecture],
+        declarations=_DECLARATIONS[architecture],
+        set_mask=_SIG_SETMASK,
+        mask=every_signal_but_faults,
+    )
+
+
+_POOL = Template("""\
+@remaining  = internal global i64 0, align 64
+@unfinished = internal global i64 0, align 64
+@generation = internal global i32 0, align 64
+@asleep     = internal global i32 0, align 64
+@busy       = internal global i32 0, align 64
+@body       = internal global ptr null, align 64
+@context    = internal global ptr null
+@chunks     = internal global i64 0
+@threads    = internal global i64 1
+@started    = internal global i32 0
+@epoch      = internal global i32 0, align 64
+
+$declarations
+declare i64 @syscall(i64, ...)
+declare i32 @sched_yield()
+declare i32 @pthread_create(ptr, ptr, ptr, ptr)
+declare i32 @pthread_detach(i64)
+declare i32 @pthread_sigmask(i32, ptr, ptr)
+
+; Claims and runs chunks until none is left.
+define internal void @work(i64 %slot) #0 {
+entry:
+  br label %look
+look:
+  %left = load atomic i64, ptr @remaining acquire, align 8
+  %some = icmp sgt i64 %left, 0
+  br i1 %some, label %claim, label %done
+claim:
+  %fewer = sub nsw i64 %left, 1
+  %swap = cmpxchg ptr @remaining, i64 %left, i64 %fewer acq_rel monotonic
+  %mine = extractvalue { i64, i1 } %swap, 1
+  br i1 %mine, label %run, label %look
+run:
+  %body = load ptr, ptr @body
+  %context = load ptr, ptr @context
+  %chunks = load i64, ptr @chunks
+  %chunk = sub nsw i64 %chunks, %left
+  call void %body(ptr %context, i64 %chunk, i64 %chunks, i64 %slot)
+  %before = atomicrmw sub ptr @unfinished, i64 1 release
+  br label %look
+done:
+  ret void
+}
+
+; A worker's life: work, watch for a new region for a while, sleep.
+; Its argument holds the epoch in the high half and the slot in the low one.
+define internal ptr @worker(ptr %argument) #0 {
+entry:
+  %packed = ptrtoint ptr %argument to i64
+  %slot = and i64 %packed, 4294967295
+  %born64 = lshr i64 %packed, 32
+  %born = trunc i64 %born64 to i32
+  %state = alloca i32, align 4
+  $default_floats
+  br label %awake
+awake:
+  %seen = load atomic i32, ptr @generation seq_cst, align 4
+  %epoch = load atomic i32, ptr @epoch seq_cst, align 4
+  %go_on = icmp eq i32 %epoch, %born
+  br i1 %go_on, label %work, label %end
+work:
+  call void @work(i64 %slot)
+  br label %watch
+watch:
+  %spin = phi i32 [ 0, %work ], [ %next_spin, %pause ]
+  %now = load atomic i32, ptr @generation acquire, align 4
+  %same = icmp eq i32 %now, %seen
+  br i1 %same, label %pause, label %awake
+pause:
+  $pause
+  %next_spin = add nuw i32 %spin, 1
+  %patient = icmp ult i32 %next_spin, $worker_spins
+  br i1 %patient, label %watch, label %sleep
+sleep:
+  %up = atomicrmw add ptr @asleep, i32 1 seq_cst
+  %woken = call i64 (i64, ...) @syscall(i64 $futex, ptr @generation, i32 $wait, i32 %seen, ptr null, ptr null, i32 0)
+  %down = atomicrmw sub ptr @asleep, i32 1 seq_cst
+  br label %awake
+end:
+  ret ptr null
+}
+
+; Announces a change of @generation to workers that sleep.
+define internal void @announce() #0 {
+entry:
+  %bumped = atomicrmw add ptr @generation, i32 1 seq_cst
+  %sleepers = load atomic i32, ptr @asleep seq_cst, align 4
+  %any = icmp ne i32 %sleepers, 0
+  br i1 %any, label %wake, label %done
+wake:
+  %r = call i64 (i64, ...) @syscall(i64 $futex, ptr @generation, i32 $wake, i32 2147483647, ptr null, ptr null, i32 0)
+  br label %done
+done:
+  ret void
+}
+
+; Starts the workers, with the signals of the process left to its other threads. Fewer than asked for will do.
+define internal void @start() noinline #0 {
+entry:
+  %thread = alloca i64, align 8
+  %blocked = alloca [16 x i64], align 16
+  %old = alloca [16 x i64], align 16
+  call void @llvm.memset.p0.i64(ptr %blocked, i8 -1, i64 128, i1 false)
+  store i64 $mask, ptr %blocked, align 16
+  %masked = call i32 @pthread_sigmask(i32 $set_mask, ptr %blocked, ptr %old)
+  %threads = load i64, ptr @threads
+  %epoch32 = load atomic i32, ptr @epoch monotonic, align 4
+  %epoch = zext i32 %epoch32 to i64
+  %high = shl i64 %epoch, 32
+  br label %next
+next:
+  %slot = phi i64 [ 1, %entry ], [ %slot1, %created ]
+  %more = icmp slt i64 %slot, %threads
+  br i1 %more, label %create, label %done
+create:
+  %packed = or i64 %high, %slot
+  %argument = inttoptr i64 %packed to ptr
+  %failed = call i32 @pthread_create(ptr %thread, ptr null, ptr @worker, ptr %argument)
+  %ok = icmp eq i32 %failed, 0
+  br i1 %ok, label %created, label %done
+created:
+  %handle = load i64, ptr %thread, align 8
+  %detached = call i32 @pthread_detach(i64 %handle)
+  %slot1 = add nuw nsw i64 %slot, 1
+  br label %next
+done:
+  %unmasked = call i32 @pthread_sigmask(i32 $set_mask, ptr %old, ptr null)
+  ret void
+}
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+
+define void @pool_run(ptr %body, ptr %context, i64 %chunks) #0 {
+entry:
+  %several = icmp sgt i64 %chunks, 1
+  br i1 %several, label %ask, label %serial
+ask:
+  %swap = cmpxchg ptr @busy, i32 0, i32 1 acquire monotonic
+  %free = extractvalue { i32, i1 } %swap, 1
+  br i1 %free, label %parallel, label %serial
+serial:
+  br label %next
+next:
+  %chunk = phi i64 [ 0, %serial ], [ %chunk1, %one ]
+  %more = icmp slt i64 %chunk, %chunks
+  br i1 %more, label %one, label %done
+one:
+  call void %body(ptr %context, i64 %chunk, i64 %chunks, i64 0)
+  %chunk1 = add nuw nsw i64 %chunk, 1
+  br label %next
+parallel:
+  %started = load i32, ptr @started
+  %fresh = icmp eq i32 %started, 0
+  br i1 %fresh, label %first, label %publish
+first:
+  store i32 1, ptr @started
+  call void @start()
+  br label %publish
+publish:
+  store ptr %body, ptr @body
+  store ptr %context, ptr @context
+  store i64 %chunks, ptr @chunks
+  store atomic i64 %chunks, ptr @unfinished monotonic, align 8
+  store atomic i64 %chunks, ptr @remaining release, align 8
+  call void @announce()
+  call void @work(i64 0)
+  br label %wait
+wait:
+  %spin = phi i32 [ 0, %publish ], [ %next_spin, %spun ], [ %spin, %yield ]
+  %left = load atomic i64, ptr @unfinished acquire, align 8
+  %finished = icmp eq i64 %left, 0
+  br i1 %finished, label %release, label %pause
+pause:
+  $pause
+  %patient = icmp ult i32 %spin, $caller_spins
+  br i1 %patient, label %spun, label %yield
+spun:
+  %next_spin = add nuw i32 %spin, 1
+  br label %wait
+yield:
+  %yielded = call i32 @sched_yield()
+  br label %wait
+release:
+  store atomic i32 0, ptr @busy release, align 4
+  br label %done
+done:
+  ret void
+}
+
+; For `threads` threads, with no worker and no region: before first use, and in a forked child, where only the thread
+; that forked lives on.
+define void @pool_init(i64 %threads) #0 {
+entry:
+  store i64 %threads, ptr @threads
+  store i64 0, ptr @remaining
+  store i64 0, ptr @unfinished
+  store i32 0, ptr @asleep
+  store i32 0, ptr @started
+  store i32 0, ptr @busy
+  ret void
+}
+
+; Ends the workers once no region runs; the next region starts new ones.
+define void @pool_stop() #0 {
+entry:
+  br label %ask
+ask:
+  %swap = cmpxchg ptr @busy, i32 0, i32 1 acquire monotonic
+  %free = extractvalue { i32, i1 } %swap, 1
+  br i1 %free, label %stop, label %wait
+wait:
+  %yielded = call i32 @sched_yield()
+  br label %ask
+stop:
+  %bumped = atomicrmw add ptr @epoch, i32 1 seq_cst
+  store i32 0, ptr @started
+  call void @announce()
+  store atomic i32 0, ptr @busy release, align 4
+  ret void
+}
+
+attributes #0 = { nounwind uwtable }
+""")

@@ -1,0 +1,139 @@
+"""Every environment variable that polyopt reads, with type, default and a scoped override.
+
+Values are read when they are needed, so that a test or a notebook may change the environment after the import.
+An override made by `override(...)` or `strict_checks()` holds in the current thread or task only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from polyopt.errors import ArgumentError
+
+DEFAULT_CACHE_BYTES = 512 << 20
+PROOF_LEVEL = 1
+ENUMERATION_LEVEL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings in force.
+
+    target:      POLYOPT_TARGET, "cpu", "cuda" or a preset of `target.py`; None: by the kind of the arrays
+    num_threads: POLYOPT_NUM_THREADS; None: the usable cores
+    cache_dir:   POLYOPT_CACHE_DIR; None: the platform's user cache folder
+    cache_bytes: POLYOPT_CACHE_BYTES, size cap of the disk cache; 0 turns the disk cache off
+    log:         POLYOPT_LOG, topics to log to the terminal
+    verify:      POLYOPT_VERIFY, 0 no proof, 1 proof of each schedule, 2 also enumeration at the call's sizes
+    fast_call:   POLYOPT_FAST_CALL, call kernels through generated code where its self-test passes
+    """
+
+    target: str | None = None
+    num_threads: int | None = None
+    cache_dir: Path | None = None
+    cache_bytes: int = DEFAULT_CACHE_BYTES
+    log: tuple[str, ...] = ()
+    verify: int = PROOF_LEVEL
+    fast_call: bool = True
+
+
+_NO_OVERRIDES: Mapping[str, object] = MappingProxyType({})
+_overrides: ContextVar[Mapping[str, object]] = ContextVar("polyopt_settings", default=_NO_OVERRIDES)
+
+
+def current() -> Settings:
+    """The environment's settings with the overrides in force. Raises `ArgumentError` for an unreadable value."""
+    changes = _overrides.get()
+    settings = from_environment(os.environ)
+    return replace(settings, **changes) if changes else settings  # type: ignore[arg-type]
+
+
+def from_environment(environment: Mapping[str, str]) -> Settings:
+    """The settings that `environment` asks for. An empty value counts as unset."""
+    cache_dir = environment.get("POLYOPT_CACHE_DIR")
+    return Settings(
+        target=environment.get("POLYOPT_TARGET") or None,
+        num_threads=_integer(environment, "POLYOPT_NUM_THREADS", least=1),
+        cache_dir=Path(cache_dir).expanduser() if cache_dir else None,
+        cache_bytes=_or(_integer(environment, "POLYOPT_CACHE_BYTES"), DEFAULT_CACHE_BYTES),
+        log=tuple(name.strip() for name in environment.get("POLYOPT_LOG", "").split(",") if name.strip()),
+        verify=_or(_integer(environment, "POLYOPT_VERIFY"), PROOF_LEVEL),
+        fast_call=_integer(environment, "POLYOPT_FAST_CALL") != 0,
+    )
+
+
+@contextmanager
+def override(**changes: object) -> Iterator[Settings]:
+    """Use other settings inside a `with` block: `with override(num_threads=1): ...`."""
+    unknown = sorted(set(changes) - {item.name for item in fields(Settings)})
+    if unknown:
+        raise ArgumentError(
+            f"there is no setting '{unknown[0]}'",
+            fix=f"one of {', '.join(item.name for item in fields(Settings))}",
+            facts={"setting": unknown[0]},
+        )
+    token = _overrides.set({**_overrides.get(), **changes})
+    try:
+        yield current()
+    finally:
+        _overrides.reset(token)
+
+
+def strict_checks() -> AbstractContextManager[Settings]:
+    """Check each kernel that is compiled inside the block against an enumeration at the call's own sizes."""
+    return override(verify=ENUMERATION_LEVEL)
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _integer(environment: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
+    text = environment.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < least:
+        raise ArgumentError(
+            f"the environment variable {name} holds {text!r}",
+            why=f"it must be a whole number, at least {least}",
+            fix=f"unset {name}, or set it to a number",
+            facts={"variable": name, "value": text},
+        )
+    return int(text)
+
+
+# --- logging --------------------------------------------------------------------------------------------------
+
+_TOPICS: Mapping[str, tuple[str, ...]] = {
+    "all": ("polyopt",),
+    "codegen": ("polyopt.codegen_c", "polyopt.codegen_cuda", "polyopt.loops"),
+    "schedule": ("polyopt.poly",),
+}
+
+
+def configure_logging(settings: Settings) -> None:
+    """Send the logs of the topics in `settings.log` to the terminal, at DEBUG.
+
+    A topic is "all", "schedule", "codegen" or the name of a module below `polyopt` ("fusion", "cache", ...).
+    """
+    for topic in settings.log:
+        for name in _TOPICS.get(topic, (f"polyopt.{topic}",)):
+            logger = logging.getLogger(name)
+            logger.setLevel(logging.DEBUG)
+            if not any(isinstance(handler, _TopicHandler) for handler in logger.handlers):
+                logger.addHandler(_TopicHandler())
+
+
+class _TopicHandler(logging.StreamHandler):  # type: ignore[type-arg]  # the stream's type is the base's default
+    """The terminal handler that `configure_logging` adds; a type of its own so that it is added once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(name)s: %(message)s"))

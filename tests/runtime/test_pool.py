@@ -1,0 +1,147 @@
+"""The thread pool: every chunk once, whatever the callers do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polyopt.errors import ArgumentError
+from polyopt.runtime import jit, pool, pool_ir
+from polyopt.settings import override
+from polyopt.target import host
+
+pytestmark = pytest.mark.skipif(not pool.is_supported(), reason="there is no thread pool on this system")
+
+# count(pool_run, counters, chunks): each chunk adds 1 to its own counter; the last counter is the greatest slot
+COUNTING = """
+define internal void @body(ptr %counters, i64 %chunk, i64 %chunks, i64 %slot) {
+  %p = getelementptr i64, ptr %counters, i64 %chunk
+  %o = atomicrmw add ptr %p, i64 1 monotonic
+  %q = getelementptr i64, ptr %counters, i64 %chunks
+  %m = atomicrmw max ptr %q, i64 %slot monotonic
+  ret void
+}
+define void @count(ptr %pool_run, ptr %counters, i64 %chunks) {
+  call void %pool_run(ptr @body, ptr %counters, i64 %chunks)
+  ret void
+}
+"""
+
+
+class Counting:
+    """Runs a region of `chunks` chunks on a pool and gives the counters back, the greatest slot last."""
+
+    def __init__(self) -> None:
+        self.code = jit.load_object(jit.compile_object(COUNTING, host()), ["count"])
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+        self.function = kind(self.code.addresses["count"])
+
+    def __call__(self, used: pool.Pool, chunks: int) -> list[int]:
+        counters = (ctypes.c_int64 * (chunks + 1))()
+        self.function(used.run, counters, chunks)
+        return list(counters)
+
+
+@pytest.fixture(scope="module")
+def count() -> Counting:
+    return Counting()
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[pool.Pool]:
+    pools = pool.Pools()
+    pools.set_num_threads(4)
+    yield pools.current()
+    pools.current().stop()
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 2, 3, 7, 64, 1000])
+def test_every_chunk_runs_once_in_a_slot_below_the_limit(count: Counting, four: pool.Pool, chunks: int) -> None:
+    for _ in range(50):
+        *counters, greatest_slot = count(four, chunks)
+        assert counters == [1] * chunks
+        assert 0 <= greatest_slot < four.slots
+
+
+def test_regions_of_changing_size_never_lose_or_repeat_a_chunk(count: Counting, four: pool.Pool) -> None:
+    for round_ in range(3000):
+        chunks = 2 + round_ * 7 % 13
+        assert count(four, chunks)[:-1] == [1] * chunks
+
+
+def test_concurrent_callers_each_get_all_their_chunks(count: Counting, four: pool.Pool) -> None:
+    failures: list[list[int]] = []
+
+    def call() -> None:
+        for _ in range(300):
+            counters = count(four, 5)[:-1]
+            if counters != [1] * 5:
+                failures.append(counters)
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_stopped_pool_starts_again(count: Counting) -> None:
+    pools = pool.Pools()
+    for threads in (3, 1, 3, 2, 3):
+        pools.set_num_threads(threads)
+        used = pools.current()
+        assert used.slots == threads
+        if used.run:
+            assert count(used, 9)[:-1] == [1] * 9
+    pools.set_num_threads(1)
+
+
+def test_a_forked_child_computes_and_ends(count: Counting) -> None:
+    pool.set_num_threads(3)
+    try:
+        used = pool.POOLS.current()
+        assert count(used, 6)[:-1] == [1] * 6
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if all(count(used, 6)[:-1] == [1] * 6 for _ in range(20)) else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        pool.set_num_threads(pool.usable_cores())
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025, 2.0, True, "2"])
+def test_a_senseless_thread_count_is_refused(threads: object) -> None:
+    with pytest.raises(ArgumentError, match="number of threads"):
+        pool.set_num_threads(threads)
+
+
+def test_the_environment_sets_the_first_thread_count() -> None:
+    with override(num_threads=3):
+        assert pool.Pools().current().slots == 3
+
+
+@pytest.mark.parametrize(("text", "cores"), [("max 100000", None), ("150000 100000", 1.5)])
+def test_a_control_group_quota_is_read(tmp_path: Path, text: str, cores: float | None) -> None:
+    (tmp_path / "cpu.max").write_text(text + "\n")
+    assert pool._cgroup_quota(tmp_path) == cores
+
+
+def test_an_old_control_group_quota_is_read(tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("50000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert pool._cgroup_quota(tmp_path) == 0.5
+
+
+@pytest.mark.parametrize("architecture", pool_ir.ARCHITECTURES)
+def test_the_pool_is_valid_ir_for_each_architecture(architecture: str) -> None:
+    from llvmlite import binding
+
+    binding.parse_assembly(pool_ir.pool_ir(architecture, 1, 1)).verify()
