@@ -276,26 +276,34 @@ def bounds(domain: isl.Set, position: int) -> Bounds:
         return Bounds(
             (Affine(_integer(low)),) if low.is_int() else (), (Affine(_integer(high) + 1),) if high.is_int() else ()
         )
-    lower: tuple[Affine, ...] = ()
-    upper: tuple[Affine, ...] = ()
-    with isl_errors(f"find the range of dimension {position}", domain):
-        if domain.dim_has_lower_bound(_SET, position):
-            lower = _extremes(domain, position, largest=False)
-        if domain.dim_has_upper_bound(_SET, position):
-            upper = tuple(bound + 1 for bound in _extremes(domain, position, largest=True))
-    return Bounds(lower, upper)
+    upper = tuple(bound + 1 for bound in _extremes(domain, position, largest=True))
+    return Bounds(_extremes(domain, position, largest=False), upper)
 
 
 def _extremes(domain: isl.Set, position: int, *, largest: bool) -> tuple[Affine, ...]:
-    """Upper (or lower) bounds of a dimension: exact where affine expressions can say it, else of the convex hull."""
-    find = isl.Set.dim_max if largest else isl.Set.dim_min
-    found = _as_extreme(find(domain, position), largest=largest)
+    """Upper (or lower) bounds of a dimension: exact where affine expressions can say it, else of the convex hull.
+
+    None at all where the dimension is unbounded. Raises `ScheduleError` where the hull has no affine bounds either.
+    """
+    bound = _extreme(domain, position, largest=largest)
+    if bound is None:
+        return ()
+    found = _as_affines(bound, largest=largest)
     if found is None:
-        line = project_onto_position(domain, position)
-        found = _as_extreme(find(line.simple_hull().to_set(), 0), largest=largest)
+        line = project_onto_position(domain, position).simple_hull().to_set()
+        of_hull = _extreme(line, 0, largest=largest)
+        found = None if of_hull is None else _as_affines(of_hull, largest=largest)
     if found is None:
         raise ScheduleError("a bound has no affine form", why=str(domain))
     return found
+
+
+def _extreme(domain: isl.Set, position: int, *, largest: bool) -> isl.PwAff | None:
+    """The greatest or least value of a dimension as a function of sizes; None if unbounded."""
+    try:
+        return domain.dim_max(position) if largest else domain.dim_min(position)
+    except isl.Error:  # "unbounded optimum"; `dim_has_upper_bound` overlooks existentially quantified dimensions
+        return None
 
 
 def greatest(domain: isl.Set, position: int) -> Affine | None:
@@ -303,13 +311,12 @@ def greatest(domain: isl.Set, position: int) -> Affine | None:
     if domain.dim(_PARAM) == 0:
         value = domain.dim_max_val(position)
         return Affine(_integer(value)) if value.is_int() else None
-    if not domain.dim_has_upper_bound(_SET, position):
-        return None
-    found = _as_extreme(domain.dim_max(position), largest=True)
-    return found[0] if found is not None and len(found) == 1 else None
+    bound = _extreme(domain, position, largest=True)
+    found = None if bound is None else _as_affines(bound, largest=True)
+    return found[0] if found and len(found) == 1 else None
 
 
-def _as_extreme(bound: isl.PwAff, *, largest: bool) -> tuple[Affine, ...] | None:
+def _as_affines(bound: isl.PwAff, *, largest: bool) -> tuple[Affine, ...] | None:
     """Expressions whose smallest value (largest, for a lower bound) is the piecewise `bound`, as few as suffice."""
     bound = bound.coalesce()
     domain = bound.domain()

@@ -1,0 +1,109 @@
+"""Ranges of affine expressions over boxes, without isl: exact, or no answer.
+
+Sizes are at least 0 throughout: that is what the shape of an array can be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from polyopt.dsl import ir
+from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef, atoms, substitute
+
+
+def is_nonnegative(expression: Affine) -> bool:
+    """Whether an expression of sizes is plainly at least 0: its constant and all coefficients are."""
+    if expression.constant < 0:
+        return False
+    for atom, coefficient in expression.terms:
+        if coefficient < 0 or isinstance(atom, AxisRef):
+            return False
+        if isinstance(atom, FloorDiv) and not is_nonnegative(atom.numerator):
+            return False
+    return True
+
+
+def tightest(bounds: Iterable[Affine], *, largest: bool) -> tuple[Affine, ...]:
+    """The bounds without those that another one plainly implies; `largest` for lower bounds."""
+    kept: list[Affine] = []
+    for bound in bounds:
+        if any(_implies(other, bound, largest=largest) for other in kept):
+            continue
+        kept = [other for other in kept if not _implies(bound, other, largest=largest)]
+        kept.append(bound)
+    return tuple(kept)
+
+
+def _implies(strong: Affine, weak: Affine, *, largest: bool) -> bool:
+    return is_nonnegative(strong - weak if largest else weak - strong)
+
+
+def extreme(expression: Affine, ranges: Mapping[str, ir.Axis], *, largest: bool) -> Affine | None:
+    """The greatest or least value over a box, affine in sizes; None where that takes more than monotony.
+
+    The box counts as non-empty. An axis that occurs twice, or that has no range or several bounds, gives None.
+    """
+    occurrences = Counter(atom.name for atom in atoms(expression) if isinstance(atom, AxisRef))
+    if any(count > 1 for count in occurrences.values()):
+        return None
+    result = Affine(expression.constant)
+    for atom, coefficient in expression.terms:
+        value = _atom_extreme(atom, ranges, largest=largest == (coefficient > 0))
+        if value is None:
+            return None
+        result = result + value * coefficient
+    return result
+
+
+def _atom_extreme(atom: AxisRef | SizeRef | FloorDiv, ranges: Mapping[str, ir.Axis], *, largest: bool) -> Affine | None:
+    match atom:
+        case SizeRef():
+            return Affine(0, ((atom, 1),))
+        case FloorDiv(numerator, divisor):
+            value = extreme(numerator, ranges, largest=largest)
+            return None if value is None else value // divisor
+        case AxisRef(name):
+            axis = ranges.get(name)
+            bounds = () if axis is None else axis.upper if largest else axis.lower
+            if len(bounds) != 1:
+                return None
+            return bounds[0] - 1 if largest else bounds[0]
+
+
+def window(
+    subscript: Affine, target: str, ranges: Mapping[str, ir.Axis], extent: Affine
+) -> tuple[Affine, Affine] | None:
+    """The half-open range of axis `target` for which `0 <= subscript < extent` for all values of the other axes.
+
+    None where the target stands under a floor or the other axes' part has no plain extremes.
+    """
+    reference = AxisRef(target)
+    factor = subscript.coefficient(reference)
+    rest = substitute(subscript, lambda atom: Affine(0) if atom == reference else None)
+    if factor == 0 or any(atom == reference for atom in atoms(_floors(subscript))):
+        return None
+    least, greatest = extreme(rest, ranges, largest=False), extreme(rest, ranges, largest=True)
+    if least is None or greatest is None:
+        return None
+    room = extent - 1 - greatest
+    if factor > 0:
+        return -(least // factor), room // factor + 1
+    return -(room // -factor), least // -factor + 1
+
+
+def _floors(expression: Affine) -> Affine:
+    return Affine(0, tuple(term for term in expression.terms if isinstance(term[0], FloorDiv)))
+
+
+def is_plainly_empty(axis: ir.Axis) -> bool:
+    """Whether the range has no point whatever the sizes, as far as that shows without isl."""
+    return any(is_nonnegative(lower - upper) for lower in axis.lower for upper in axis.upper)
+
+
+def as_range(name: str, lower: Iterable[Affine], upper: Iterable[Affine]) -> ir.Axis:
+    """The axis with these bounds, redundant ones dropped; a range that is empty at all sizes ends where it starts."""
+    axis = ir.Axis(name, tightest(lower, largest=True), tightest(upper, largest=False))
+    if is_plainly_empty(axis):
+        return ir.Axis(name, axis.lower, axis.lower)
+    return axis

@@ -1,0 +1,132 @@
+"""The range of one index by projection: where every read is in bounds for all values of the other indices.
+
+Used where guards or floors stand in the way of arithmetic on bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+import islpy as isl
+
+from polyopt.dsl import ir
+from polyopt.dsl.affine import Affine, Compare, Condition, Or, axes_of, condition_affines
+from polyopt.errors import DefinitionError
+from polyopt.poly.intervals import as_range, window
+from polyopt.poly.space import Space, bounds, isl_errors, project_onto
+
+GuardedSubscript = tuple[Affine, Affine, Condition, Mapping[str, ir.Axis]]
+"""A subscript, the extent it must stay below, the condition of its read, and the known ranges of axes."""
+
+_MOST_PIECES = 256
+
+
+def largest_interval(
+    base: ir.Axis, reads: Sequence[GuardedSubscript], sizes: tuple[str, ...], equation: ir.Equation
+) -> ir.Axis | None:
+    """The largest interval of the axis within `base` for which the reads that happen are in bounds.
+
+    base: the axis with the bounds known by now, perhaps none. Where nothing bounds a side, it ends with the last
+    value at which some read happens. None if no read happens, or reads happen without end. Of equally long
+    intervals the first. Raises `DefinitionError` where the interval has no affine bounds in symbolic sizes.
+    """
+    space = Space("", (base.name,), sizes)
+    bad, happening = space.empty(), space.empty()
+    with isl_errors(f"find the range of index '{base.name}'"):
+        for read in reads:
+            read_bad, read_happening = _projected(base.name, read, sizes)
+            bad, happening = bad.union(read_bad), happening.union(read_happening)
+        if happening.is_empty():
+            return _without_guards(base, reads)
+        good = space.box([base]).subtract(bad)
+        context = good.intersect(happening).params()
+        if context.is_empty():
+            return as_range(base.name, (Affine(0),), (Affine(0),))
+        return _interval(base, good, bad, happening.intersect(good), context, space, equation)
+
+
+def _without_guards(base: ir.Axis, reads: Sequence[GuardedSubscript]) -> ir.Axis | None:
+    """What the subscripts say by themselves: for guards that never hold, or other axes without a point."""
+    lower, upper = list(base.lower), list(base.upper)
+    for subscript, extent, _, ranges in reads:
+        found = window(subscript, base.name, ranges, extent)
+        if found is not None:
+            lower.append(found[0])
+            upper.append(found[1])
+    axis = as_range(base.name, lower, upper)
+    return axis if axis.is_resolved else None
+
+
+def _projected(target: str, read: GuardedSubscript, sizes: tuple[str, ...]) -> tuple[isl.Set, isl.Set]:
+    """The values of the target for which the read is out of bounds somewhere, and for which it happens."""
+    subscript, extent, condition, ranges = read
+    involved = set(chain(axes_of(subscript), *(axes_of(part) for part in condition_affines(condition)))) - {target}
+    space = Space("", (target, *sorted(involved)), sizes)
+    others = [ranges[name] for name in sorted(involved) if name in ranges]
+    domain = space.box(others).intersect(space.condition(condition))
+    outside = space.condition(Or((Compare(subscript, "<"), Compare(subscript - extent, ">="))))
+    return project_onto(domain.intersect(outside), (target,)), project_onto(domain, (target,))
+
+
+def _interval(
+    base: ir.Axis,
+    good: isl.Set,
+    bad: isl.Set,
+    happening: isl.Set,
+    context: isl.Set,
+    space: Space,
+    equation: ir.Equation,
+) -> ir.Axis | None:
+    """The hull of the good values if no bad one lies in it; a side without end stops at the reads that happen."""
+    whole = bounds(good.intersect_params(context), 0)
+    reading = bounds(happening.intersect_params(context), 0)
+    axis = as_range(base.name, whole.lower or reading.lower, whole.upper or reading.upper)
+    if not axis.is_resolved:
+        return None
+    inside = space.box([axis]).intersect_params(context)
+    if inside.intersect(bad).is_empty():
+        return axis
+    if not space.sizes:
+        return _longest_run(axis, inside.subtract(bad), happening, space, equation)
+    axis = as_range(base.name, reading.lower, reading.upper)
+    if axis.is_resolved and space.box([axis]).intersect_params(context).intersect(bad).is_empty():
+        return axis
+    raise _ambiguous(base.name, equation, "the reads are in bounds on several separate intervals")
+
+
+def _longest_run(axis: ir.Axis, good: isl.Set, happening: isl.Set, space: Space, equation: ir.Equation) -> ir.Axis:
+    """The longest interval of consecutive good values in which some read happens; no sizes."""
+    best: ir.Axis | None = None
+    rest = good
+    for _ in range(_MOST_PIECES):
+        if rest.is_empty():
+            return best or as_range(axis.name, (Affine(0),), (Affine(0),))
+        run = _first_run(axis, rest, space)
+        inside = space.box([run])
+        if not inside.intersect(happening).is_empty() and (best is None or _length(run) > _length(best)):
+            best = run
+        rest = rest.subtract(inside)
+    raise _ambiguous(axis.name, equation, f"the reads are in bounds on more than {_MOST_PIECES} separate intervals")
+
+
+def _first_run(axis: ir.Axis, good: isl.Set, space: Space) -> ir.Axis:
+    """The first interval of consecutive values."""
+    hull = bounds(good, 0)
+    gaps = space.box([ir.Axis(axis.name, hull.lower, hull.upper)]).subtract(good)
+    upper = hull.upper if gaps.is_empty() else bounds(gaps, 0).lower
+    return ir.Axis(axis.name, hull.lower, upper)
+
+
+def _length(axis: ir.Axis) -> int:
+    return axis.upper[0].constant - axis.lower[0].constant
+
+
+def _ambiguous(name: str, equation: ir.Equation, reason: str) -> DefinitionError:
+    return DefinitionError(
+        f"index '{name}' in the definition of '{equation.tensor}' has no single range",
+        where=equation.span,
+        why=reason,
+        fix=f'say its range: po.index("{name}", extent=...)',
+        facts={"index": name, "tensor": equation.tensor},
+    )

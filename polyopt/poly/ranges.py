@@ -1,0 +1,348 @@
+"""Index ranges and shapes of a program: what the equations leave unsaid, as far as they determine it.
+
+An explicit range wins. An index that stands alone as a subscript of a parameter, or of a tensor with `shape=`, fits
+that extent; beyond that it has the largest interval for which every read is in bounds. Equations whose own
+parameters leave an index open take the extents of tensors that other definitions determined, until nothing changes.
+Most programs are settled by arithmetic on bounds; isl is asked where guards or floors stand in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from polyopt.dsl import ir
+from polyopt.dsl.affine import (
+    TRUE,
+    Affine,
+    AxisRef,
+    Compare,
+    Condition,
+    axes_of,
+    condition_affines,
+)
+from polyopt.errors import DefinitionError, ShapeError, Span
+from polyopt.poly import checks
+from polyopt.poly.contexts import element_text, equation_scope, read_contexts, reduce_contexts, replace_axes
+from polyopt.poly.intervals import as_range, is_nonnegative, window
+from polyopt.poly.projection import largest_interval
+from polyopt.poly.shapes import Extents
+
+Key = tuple[int, str]
+"""An axis of an equation: its binder (`contexts.Scope`) and its name."""
+
+Trust = Literal["final", "own", "any"]
+"""Which inferred extents count: those that cannot change, also the equation's own tensor's, or all known ones."""
+
+
+def resolve(program: ir.Program) -> ir.Program:
+    """The program with every range and shape filled in, proved to be in bounds and covered.
+
+    `conditions` gains what the symbolic sizes must fulfil. Raises `ShapeError`, `DefinitionError` or `BoundsError`.
+    """
+    resolved = infer(program)
+    return replace(resolved, conditions=_distinct(resolved.conditions + checks.check(resolved)))
+
+
+def infer(program: ir.Program) -> ir.Program:
+    """The program with every range and shape filled in; nothing is proved yet."""
+    extents = Extents(program)
+    conditions: list[Condition] = list(program.conditions)
+    states = [_State(equation, program.sizes) for equation in program.equations]
+    for state in states:
+        conditions += state.use_own_parameters(extents)
+    _use_inferred_extents(states, extents)
+    resolved = tuple(state.resolved() for state in states)
+    tensors = tuple(replace(tensor, shape=extents.shape(tensor)) for tensor in program.tensors)
+    conditions += extents.conditions()
+    return replace(program, equations=resolved, tensors=tensors, conditions=_distinct(conditions))
+
+
+def _distinct(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
+    return tuple(dict.fromkeys(conditions))
+
+
+def _use_inferred_extents(states: Sequence[_State], extents: Extents) -> None:
+    """Determines what is still open from the extents of defined tensors, until nothing changes.
+
+    Extents that are final come first. Where all that is open waits, an equation may take the extent that its own
+    tensor has so far (a recurrence), and only then that of another unfinished tensor.
+    """
+    known = {state.equation.name: state.known for state in states}
+    extents.update(known)
+    while open_states := [state for state in states if state.pending]:
+        progress = [state.advance(extents, "final") for state in open_states]
+        if not any(progress):
+            trusts: tuple[Trust, ...] = ("own", "any")
+            progress = [any(state.advance(extents, trust) for trust in trusts for state in open_states)]
+        if not any(progress):
+            raise open_states[0].undetermined()
+        extents.update(known)
+    for state in states:
+        state.confirm(extents)
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A subscript that may determine an axis.
+
+    keys:     the axes in scope, by name
+    is_alone: whether the subscript is an axis and nothing else
+    is_exact: whether the element must exist as written: a read without a boundary
+    """
+
+    tensor: str
+    dimension: int
+    subscript: Affine
+    condition: Condition
+    keys: Mapping[str, Key]
+    is_alone: bool
+    is_exact: bool
+    text: str
+    span: Span | None
+
+    def axes(self) -> frozenset[Key]:
+        return frozenset(self.keys[name] for name in axes_of(self.subscript))
+
+    def guard_axes(self) -> frozenset[Key]:
+        return frozenset(self.keys[name] for part in condition_affines(self.condition) for name in axes_of(part))
+
+
+def _uses(equation: ir.Equation) -> Iterator[_Use]:
+    """The left side's subscripts that stand alone, then all affine subscripts of reads that may determine an axis."""
+    scope = equation_scope(equation)
+    keys = {axis.name: (0, axis.name) for axis in scope.axes}
+    text = element_text(equation.tensor, equation.subscripts)
+    for dimension, subscript in enumerate(equation.subscripts):
+        if isinstance(subscript, Affine) and _is_alone(subscript):
+            yield _Use(equation.tensor, dimension, subscript, scope.condition, keys, True, False, text, equation.span)
+    for context in read_contexts(equation):
+        read = context.read
+        keys = {
+            axis.name: (binder, axis.name) for axis, binder in zip(context.axes, context.scope.binders, strict=True)
+        }
+        text = element_text(read.tensor, read.subscripts)
+        for dimension, subscript in enumerate(read.subscripts):
+            if not isinstance(subscript, Affine) or not axes_of(subscript):
+                continue
+            alone, exact = _is_alone(subscript), read.boundary is None
+            if alone or exact:
+                yield _Use(read.tensor, dimension, subscript, context.condition, keys, alone, exact, text, read.span)
+
+
+def _is_alone(subscript: Affine) -> bool:
+    return subscript.constant == 0 and len(subscript.terms) == 1 and _is_axis(*subscript.terms[0])
+
+
+def _is_axis(atom: object, coefficient: int) -> bool:
+    return coefficient == 1 and isinstance(atom, AxisRef)
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of the axes of one equation so far.
+
+    known:    the ranges found
+    pending:  axes without a range, in order of appearance
+    borrowed: which inferred extents each axis was determined from
+    """
+
+    equation: ir.Equation
+    sizes: tuple[str, ...]
+    known: dict[Key, ir.Axis] = field(default_factory=dict)
+    pending: list[Key] = field(default_factory=list)
+    uses: tuple[_Use, ...] = ()
+    borrowed: dict[Key, dict[tuple[str, int], Affine]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        axes = [(0, axis) for axis in self.equation.all_axes]
+        for context in reduce_contexts(self.equation):
+            axes += [(context.binder, axis) for axis in context.reduction.axes]
+        for binder, axis in axes:
+            if axis.is_resolved:
+                self.known[binder, axis.name] = as_range(axis.name, axis.lower, axis.upper)
+            else:
+                self.pending.append((binder, axis.name))
+        if self.pending:
+            self.uses = tuple(_uses(self.equation))
+
+    # --- from the equation's own parameters ---
+
+    def use_own_parameters(self, extents: Extents) -> list[Condition]:
+        """Determines what parameters and tensors with `shape=` determine; the result must hold of the sizes."""
+        if not self.pending:
+            return []
+        own = [use for use in self.uses if extents.is_fixed(use.tensor)]
+        conditions: list[Condition] = []
+        alone: dict[Key, list[_Use]] = {}
+        for use in own:
+            for key in use.axes() if use.is_alone else ():
+                if key in self.pending:
+                    alone.setdefault(key, []).append(use)
+        bases = {key: _agreed(key, uses, extents, conditions) for key, uses in alone.items()}
+        self._use_bases(bases, own, extents)
+        while self._determine_one(own, extents):
+            pass
+        return conditions
+
+    def _use_bases(self, bases: Mapping[Key, Affine], own: Sequence[_Use], extents: Extents) -> None:
+        """Each axis that stands alone has its extent, narrowed by the reads that depend on no other such axis."""
+        explicit = set(self.known)
+        full = {key: as_range(key[1], (Affine(0),), (extent,)) for key, extent in bases.items()}
+        self.known.update(full)
+        self.pending = [key for key in self.pending if key not in bases]
+        for key, axis in full.items():
+            narrowing = [
+                use for use in own if use.is_exact and not use.is_alone and key in use.axes() <= explicit | {key}
+            ]
+            if narrowing:
+                found = self._interval(key, axis, narrowing, extents)
+                assert found is not None, "an axis with an extent has a range"
+                self.known[key] = found
+
+    # --- from inferred extents ---
+
+    def advance(self, extents: Extents, trust: Trust) -> bool:
+        """Determines axes from the extents that are trusted; an axis waits for all other tensors it depends on."""
+        uses = [use for use in self.uses if self._is_trusted(use, extents, trust)]
+        waiting = {
+            key for use in self.uses if use not in uses and use.tensor != self.equation.tensor for key in use.axes()
+        }
+        progress = False
+        while self._determine_one(uses, extents, frozenset() if trust == "any" else frozenset(waiting)):
+            progress = True
+        return progress
+
+    def _is_trusted(self, use: _Use, extents: Extents, trust: Trust) -> bool:
+        lenient = trust == "any" or (trust == "own" and use.tensor == self.equation.tensor)
+        return extents.get(use.tensor, use.dimension, final=not lenient) is not None
+
+    def _determine_one(self, uses: Sequence[_Use], extents: Extents, waiting: frozenset[Key] = frozenset()) -> bool:
+        """Determines one pending axis; first choice is one whose reads involve nothing else that is open."""
+        candidates: list[tuple[int, Key, list[_Use]]] = []
+        for key in self.pending:
+            if key in waiting:
+                continue
+            mentions = [use for use in uses if key in use.axes()]
+            others = set(self.pending) - {key}
+            usable = [use for use in mentions if not use.axes() & others]
+            if usable:
+                blocked = sum(bool((use.axes() | use.guard_axes()) & others) for use in mentions)
+                candidates.append((blocked, key, usable))
+        for _, key, usable in sorted(candidates, key=lambda candidate: candidate[0]):
+            found = self._interval(key, None, usable, extents)
+            if found is not None:
+                self.known[key] = found
+                self.pending.remove(key)
+                self.borrowed[key] = {
+                    (use.tensor, use.dimension): extents.value(use.tensor, use.dimension)
+                    for use in usable
+                    if not extents.is_fixed(use.tensor)
+                }
+                return True
+        return False
+
+    def _interval(self, key: Key, base: ir.Axis | None, uses: Sequence[_Use], extents: Extents) -> ir.Axis | None:
+        """The largest range of the axis for which the uses are in bounds, within `base`; None if they leave it open."""
+        lower, upper = (list(base.lower), list(base.upper)) if base is not None else ([], [])
+        hard: list[_Use] = []
+        for use in uses:
+            extent = extents.value(use.tensor, use.dimension)
+            if use.is_alone:
+                bounds: tuple[Affine, Affine] | None = (Affine(0), extent)
+            else:
+                bounds = window(use.subscript, key[1], self._ranges(use), extent)
+            if bounds is None or (use.condition != TRUE and not use.is_alone):
+                hard.append(use)
+            else:
+                lower.append(bounds[0])
+                upper.append(bounds[1])
+        easy = as_range(key[1], lower, upper)
+        hard = [use for use in hard if not self._holds_within(use, easy, extents)]
+        if not hard:
+            return easy if easy.is_resolved else None
+        reads = [
+            (use.subscript, extents.value(use.tensor, use.dimension), use.condition, self._ranges(use)) for use in hard
+        ]
+        return largest_interval(easy, reads, self.sizes, self.equation)
+
+    def _ranges(self, use: _Use) -> dict[str, ir.Axis]:
+        return {name: self.known[key] for name, key in use.keys.items() if key in self.known}
+
+    def _holds_within(self, use: _Use, axis: ir.Axis, extents: Extents) -> bool:
+        """Whether the read is plainly in bounds all over `axis`, whatever its guard."""
+        extent = extents.value(use.tensor, use.dimension)
+        bounds = window(use.subscript, axis.name, self._ranges(use), extent)
+        return (
+            bounds is not None
+            and any(is_nonnegative(lower - bounds[0]) for lower in axis.lower)
+            and any(is_nonnegative(bounds[1] - upper) for upper in axis.upper)
+        )
+
+    def confirm(self, extents: Extents) -> None:
+        """Raises `DefinitionError` if an axis was taken from an extent that this very axis made grow."""
+        for key, sources in self.borrowed.items():
+            if all(extents.value(*source) == extent for source, extent in sources.items()):
+                continue
+            (tensor, dimension), extent = next(
+                (source, extent) for source, extent in sources.items() if extents.value(*source) != extent
+            )
+            raise _no_range(
+                self.equation,
+                key[1],
+                f"its range would follow from dimension {dimension} of '{tensor}', whose extent "
+                f"({extent}, then {extents.value(tensor, dimension)}) depends on that range",
+            )
+
+    def undetermined(self) -> DefinitionError:
+        name = self.pending[0][1]
+        return _no_range(self.equation, name, "no read in the equation bounds it")
+
+    def resolved(self) -> ir.Equation:
+        return replace_axes(self.equation, self.known)
+
+
+def _agreed(key: Key, uses: Sequence[_Use], extents: Extents, conditions: list[Condition]) -> Affine:
+    """The extent that all dimensions agree on; extents that agree for some sizes only add a condition."""
+    first, *others = uses
+    extent = extents.value(first.tensor, first.dimension)
+    for other in others:
+        difference = extent - extents.value(other.tensor, other.dimension)
+        if difference.is_constant and difference.constant != 0:
+            raise _conflict(key[1], first, other, extents)
+        if not difference.is_constant:
+            conditions.append(Compare(difference, "=="))
+    return extent
+
+
+def _conflict(name: str, first: _Use, other: _Use, extents: Extents) -> ShapeError:
+    uses = (first, other)
+    values = [extents.value(use.tensor, use.dimension) for use in uses]
+    lines = [
+        f"{use.text}: dimension {use.dimension} of '{use.tensor}' has extent {value}"
+        + (f" ({use.span})" if use.span else "")
+        for use, value in zip(uses, values, strict=True)
+    ]
+    return ShapeError(
+        f"index '{name}' runs over dimensions of different extents: {values[0]} and {values[1]}",
+        where=other.span or first.span,
+        why="\n".join(lines),
+        fix=f"pass arrays whose extents agree, or give '{name}' its own range with po.index(\"{name}\", extent=...)",
+        facts={
+            "index": name,
+            "tensors": tuple(use.tensor for use in uses),
+            "dimensions": tuple(use.dimension for use in uses),
+            "extents": tuple(value.constant if value.is_constant else str(value) for value in values),
+        },
+    )
+
+
+def _no_range(equation: ir.Equation, name: str, reason: str) -> DefinitionError:
+    return DefinitionError(
+        f"index '{name}' in the definition of '{equation.tensor}' has no range",
+        where=equation.span,
+        why=reason,
+        fix=f'say its range: po.index("{name}", extent=...)',
+        facts={"index": name, "tensor": equation.tensor},
+    )
