@@ -229,8 +229,7 @@ def test_info_counts_and_clear_removes(file: Path) -> None:
 
 def test_processes_that_store_the_same_key_leave_a_whole_entry(folder: Path) -> None:
     code = (
-        "from polyopt import cache; from polyopt.runtime import kernel
-from polyopt.runtime.kernel import KernelInfo\n"
+        "from polyopt import cache; from polyopt.runtime.kernel import KernelInfo\n"
         f"for k in range(30): cache.store('{KEY}', cache.Entry(KernelInfo('k', ()), b'x' * 5000))\n"
     )
     children = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
