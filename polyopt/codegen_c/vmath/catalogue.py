@@ -1,0 +1,36 @@
+"""The math functions by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polyopt.codegen_c.vmath import exponential, hyperbolic, logarithm
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One math function.
+
+    body:     takes a `Builder` and the operands, returns the result
+    outlined: LLVM code calls it rather than holding it in line: it branches, or it is long
+    """
+
+    name: str
+    arity: int
+    body: Callable[..., Any]
+    outlined: bool = False
+
+
+_TABLE = (
+    Function("exp", 1, exponential.exp),
+    Function("exp2", 1, exponential.exp2),
+    Function("expm1", 1, exponential.expm1),
+    Function("log", 1, logarithm.log),
+    Function("log2", 1, logarithm.log2),
+    Function("tanh", 1, hyperbolic.tanh),
+    Function("sigmoid", 1, hyperbolic.sigmoid),
+)
+
+FUNCTIONS: Mapping[str, Function] = {row.name: row for row in _TABLE}
