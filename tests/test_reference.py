@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from polyopt.dsl.affine import Compare, axis, constant, size
-from polyopt.dsl.ir import Axis, Cast, Clamp, Const, DataIndex, IndexValue, Pad, Reduce, Reducer, Var, Where, Wrap
+from polyopt.dsl.ir import Axis, Cast, Clamp, Const, DataIndex, Expr, IndexValue, Pad, Reduce, Reducer, Var, Where, Wrap
 from polyopt.dtypes import bool_, f16, f32, f64, i8, i32, i64, u8
 from polyopt.errors import ArgumentError, BoundsError, DefinitionError, ShapeError
 from polyopt.reference import evaluate
@@ -358,7 +358,7 @@ def test_an_index_is_a_value():
 
 
 def test_an_expression_used_many_times_is_evaluated_once():
-    value = rd("x", "i", dtype=i8)
+    value: Expr = rd("x", "i", dtype=i8)
     for _ in range(200):
         value = op("add", value, value, dtype=i8)
     deep = program(
@@ -524,7 +524,7 @@ def test_a_cycle_is_named():
     )
     with pytest.raises(DefinitionError) as caught:
         evaluate(loop, {})
-    assert set(caught.value.facts["cycle"]) == {"a[0]", "b[0]"}
+    assert caught.value.facts["cycle"] in [("a[0]", "b[0]"), ("b[0]", "a[0]")]
 
 
 def test_an_undefined_element_inside_a_recurrence_is_named():
