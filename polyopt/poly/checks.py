@@ -1,10 +1,197 @@
-"""Proofs about a resolved program."""
+"""Proofs about a resolved program: bounds, single definition, coverage, reductions that need a value.
+
+Each claim is tried first by arithmetic on bounds; isl decides the rest and finds the counterexample that an error
+shows. Where a claim holds for some symbolic sizes only, it becomes a condition.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
 from polyopt.dsl import ir
-from polyopt.dsl.affine import Condition
+from polyopt.dsl.affine import TRUE, Affine, Compare, Condition, Or, axes_of, conjunction
+from polyopt.errors import BoundsError, DefinitionError, PolyoptError, Span
+from polyopt.poly.contexts import ReadContext, ReduceContext, Scope, contexts, element_text
+from polyopt.poly.coverage import check_coverage, check_single_definition, reach
+from polyopt.poly.intervals import extreme, is_nonnegative, is_plainly_empty
+from polyopt.poly.proof import Proof, domain, element, point_text, values_at
+from polyopt.poly.space import Point, project_onto
 
 
 def check(program: ir.Program) -> tuple[Condition, ...]:
-    return ()
+    """The conditions on symbolic sizes that the program needs, besides those it has.
+
+    program: resolved
+    Raises `BoundsError` for a read or write outside a tensor, and `DefinitionError` for an element with two
+    definitions, a read of an element with none, a maximum over nothing, and an element that depends on itself.
+    """
+    proof = Proof(program)
+    for equation in program.equations:
+        _check_bounds(_write(equation), proof)
+        for context in contexts(equation):
+            if _never_happens(context.scope):
+                continue
+            if isinstance(context, ReduceContext):
+                _check_not_empty(context, proof)
+                continue
+            if context.read.boundary is None:
+                _check_bounds(_read(context), proof)
+            if context.read.tensor == equation.tensor:
+                _check_not_itself(equation, context, proof)
+    check_single_definition(proof)
+    check_coverage(proof)
+    return tuple(proof.conditions)
+
+
+def _never_happens(scope: Scope) -> bool:
+    return any(is_plainly_empty(axis) for axis in scope.axes)
+
+
+# --- bounds --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """An element of a tensor that is read or written at each point of a scope."""
+
+    verb: Literal["reads", "writes"]
+    tensor: str
+    subscripts: tuple[ir.Subscript, ...]
+    scope: Scope
+    span: Span | None
+
+
+def _read(context: ReadContext) -> _Reference:
+    return _Reference("reads", context.read.tensor, context.read.subscripts, context.scope, context.read.span)
+
+
+def _write(equation: ir.Equation) -> _Reference:
+    return _Reference("writes", equation.tensor, equation.subscripts, reach(equation), equation.span)
+
+
+def _check_bounds(reference: _Reference, proof: Proof) -> None:
+    """Every affine subscript lies in its dimension wherever the reference happens."""
+    if _never_happens(reference.scope):
+        return
+    ranges = {axis.name: axis for axis in reference.scope.axes}
+    for dimension, extent in enumerate(proof.shape(reference.tensor)):
+        subscript = reference.subscripts[dimension]
+        if isinstance(subscript, Affine) and not _is_within(subscript, extent, ranges):
+            _check_dimension(reference, dimension, subscript, extent, proof)
+
+
+def _is_within(subscript: Affine, extent: Affine, ranges: dict[str, ir.Axis]) -> bool:
+    """Whether bounds of the axes alone show that `0 <= subscript < extent`."""
+    least = extreme(subscript, ranges, largest=False)
+    greatest = extreme(subscript, ranges, largest=True)
+    if least is None or greatest is None:
+        return False
+    return is_nonnegative(least) and is_nonnegative(extent - 1 - greatest)
+
+
+def _check_dimension(reference: _Reference, dimension: int, subscript: Affine, extent: Affine, proof: Proof) -> None:
+    space = proof.space(reference.scope)
+    outside = space.condition(Or((Compare(subscript, "<"), Compare(subscript - extent, ">="))))
+    proof.refute(
+        domain(space, reference.scope).intersect(outside),
+        lambda point: _out_of_bounds(reference, dimension, extent, point),
+    )
+
+
+def _out_of_bounds(reference: _Reference, dimension: int, extent: Affine, point: Point) -> PolyoptError:
+    values = values_at(reference.subscripts, point)
+    axes = _axes_in_order(reference.subscripts, reference.scope)
+    (length,) = values_at((extent,), point)
+    text = element_text(reference.tensor, reference.subscripts)
+    guard = "guard it with po.when or po.where"
+    boundary = f", or say what lies outside: {reference.tensor}.pad(0), .clamp() or .wrap()"
+    return BoundsError(
+        f"{text} {reference.verb} {element(reference.tensor, values)} {point_text(point, axes)}".rstrip(),
+        where=reference.span,
+        why=f"dimension {dimension} of '{reference.tensor}' has extent {length}",
+        fix=guard + (boundary if reference.verb == "reads" else ", or give the tensor a larger shape="),
+        facts={
+            "tensor": reference.tensor,
+            "element": values,
+            "dimension": dimension,
+            "extent": length,
+            "index": dict(point.axes),
+            "sizes": dict(point.sizes),
+        },
+    )
+
+
+def _axes_in_order(subscripts: Sequence[ir.Subscript], scope: Scope) -> list[str]:
+    used = {name for subscript in subscripts if isinstance(subscript, Affine) for name in axes_of(subscript)}
+    return [axis.name for axis in scope.axes if axis.name in used]
+
+
+# --- reductions ----------------------------------------------------------------------------------------------
+
+
+def _check_not_empty(context: ReduceContext, proof: Proof) -> None:
+    """A reduction without a start value has something to reduce wherever it is evaluated."""
+    reduction = context.reduction
+    if reduction.reducer.neutral is not None:
+        return
+    if reduction.guard == TRUE and all(_is_plainly_not_empty(axis) for axis in reduction.axes):
+        return
+    inner = context.scope.inside(reduction, context.binder)
+    outer_space, inner_space = proof.space(context.scope), proof.space(inner)
+    filled = project_onto(domain(inner_space, inner), outer_space.axes)
+    proof.refute(domain(outer_space, context.scope).subtract(filled), lambda point: _over_nothing(context, point))
+
+
+def _is_plainly_not_empty(axis: ir.Axis) -> bool:
+    return all(is_nonnegative(upper - lower - 1) for lower in axis.lower for upper in axis.upper)
+
+
+def _over_nothing(context: ReduceContext, point: Point) -> PolyoptError:
+    reduction = context.reduction
+    names = ", ".join(f"'{axis.name}'" for axis in reduction.axes)
+    at = point_text(point, [axis.name for axis in context.scope.axes])
+    return DefinitionError(
+        f"{reduction.reducer.name} over {names} has nothing to reduce {at}".rstrip(),
+        where=reduction.span,
+        why=f"a {reduction.reducer.name} over nothing has no value",
+        fix="give the value for that case with init=, or guard the equation with po.when",
+        facts={"reducer": reduction.reducer.name, "index": dict(point.axes), "sizes": dict(point.sizes)},
+    )
+
+
+# --- dependence on itself ------------------------------------------------------------------------------------
+
+
+def _check_not_itself(equation: ir.Equation, context: ReadContext, proof: Proof) -> None:
+    """No element is read to compute that same element, in one step."""
+    pairs = zip(equation.subscripts, context.read.subscripts, strict=True)
+    differences = [to - of for to, of in pairs if isinstance(to, Affine) and isinstance(of, Affine)]
+    if len(differences) < len(equation.subscripts) or context.read.boundary is not None:
+        return  # decided as the kernel is scheduled: which element is read is not affine
+    if any(difference.is_constant and difference.constant != 0 for difference in differences):
+        return
+    space = proof.space(context.scope)
+    same = space.condition(conjunction(*(Compare(difference, "==") for difference in differences)))
+    proof.refute(
+        domain(space, context.scope).intersect(same), lambda point: _depends_on_itself(equation, context, point)
+    )
+
+
+def _depends_on_itself(equation: ir.Equation, context: ReadContext, point: Point) -> PolyoptError:
+    values = values_at(equation.subscripts, point)
+    at = point_text(point, [axis.name for axis in context.scope.axes])
+    text = element_text(context.read.tensor, context.read.subscripts)
+    return DefinitionError(
+        f"{element(equation.tensor, values)} depends on itself",
+        where=context.read.span or equation.span,
+        why=f"{text} reads the element being defined {at}".rstrip(),
+        fix="refer to another element, or define a new tensor: each element has one value, not a history",
+        facts={
+            "tensor": equation.tensor,
+            "element": values,
+            "index": dict(point.axes),
+            "sizes": dict(point.sizes),
+        },
+    )

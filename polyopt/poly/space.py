@@ -219,10 +219,19 @@ def is_empty(domain: isl.Set) -> bool:
     return bool(domain.is_empty())
 
 
-def sample(domain: isl.Set) -> dict[str, int] | None:
-    """One point, sizes included, by name; None for an empty set.
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A concrete point of a set: the values of its sizes and of its dimensions, by name."""
+
+    sizes: Mapping[str, int]
+    axes: Mapping[str, int]
+
+
+def sample_point(domain: isl.Set) -> Point | None:
+    """One point and the sizes it exists for; None for an empty set.
 
     The lexicographically smallest of non-negative sizes and then axes where that exists, so that a witness is short.
+    An unnamed dimension is called `_` and its position.
     """
     if domain.is_empty():
         return None
@@ -232,7 +241,32 @@ def sample(domain: isl.Set) -> dict[str, int] | None:
     except isl.Error:  # unbounded below
         with isl_errors("find a point of a set", domain):
             point = flat.sample_point()
-    return {name: _integer(point.get_coordinate_val(_SET, position)) for position, name in enumerate(names)}
+    values = [_integer(point.get_coordinate_val(_SET, position)) for position in range(len(names))]
+    sizes = domain.dim(_PARAM)
+    return Point(
+        dict(zip(names[:sizes], values[:sizes], strict=True)), dict(zip(names[sizes:], values[sizes:], strict=True))
+    )
+
+
+def sample(domain: isl.Set) -> dict[str, int] | None:
+    """One point as in `sample_point`, sizes and axes in one dictionary."""
+    point = sample_point(domain)
+    return None if point is None else {**point.sizes, **point.axes}
+
+
+def condition_from_set(sizes: isl.Set) -> Condition:
+    """The condition on sizes that holds exactly on a set of parameters."""
+    pieces = [_conjunction_of(piece) for piece in sizes.coalesce().compute_divs().get_basic_sets()]
+    return pieces[0] if len(pieces) == 1 else Or(tuple(pieces))
+
+
+def _conjunction_of(piece: isl.BasicSet) -> Condition:
+    comparisons: list[Condition] = []
+    for constraint in piece.get_constraints():
+        if not constraint.is_div_constraint():
+            left = affine_from_aff(constraint.get_aff())
+            comparisons.append(Compare(left, "==" if constraint.is_equality() else ">="))
+    return comparisons[0] if len(comparisons) == 1 else And(tuple(comparisons))
 
 
 def _sizes_as_axes(domain: isl.Set) -> tuple[isl.Set, list[str]]:
@@ -375,6 +409,7 @@ def project_onto(domain: isl.Set, names: Sequence[str]) -> isl.Set:
     return domain
 
 
-def at_sizes(domain: isl.Set) -> isl.Set:
-    """The sizes for which the set has a point, as a set of parameters."""
-    return domain.params()
+def insert_axes(domain: isl.Set, space: Space) -> isl.Set:
+    """The set as the trailing dimensions of `space`, whose leading ones are free."""
+    wide = domain.insert_dims(_SET, 0, len(space.axes) - domain.dim(_SET))
+    return space.universe().intersect(wide)
