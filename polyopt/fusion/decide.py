@@ -1,0 +1,254 @@
+"""Which statements share which loops.
+
+From the outermost dimension inwards: the statements at hand are split into components of mutual dependence,
+each with the rows it could run next; then groups along producer-consumer edges are joined greedily where rows
+exist under which every value is used in the iteration that makes it (distance zero), so that a shared loop stays
+parallel. Each group gets its loop, and the same happens again inside it with the dependences that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from polyopt.dsl.affine import Affine, axis
+from polyopt.fusion.plan import Decision, FusionPlan
+from polyopt.poly.roles import Roles
+from polyopt.poly import graph, isl_schedule
+from polyopt.poly.dependence import Dependence, Dependences
+from polyopt.poly.distance import DistanceTester, Rows
+from polyopt.poly.schedule import choose_rows
+from polyopt.poly.scop import Scop
+from polyopt.poly.tree import Leaf, Loop, Tree, sequence
+
+Remaining = Mapping[str, tuple[str, ...]]
+
+
+def decide(scop: Scop, dependences: Dependences) -> FusionPlan:
+    """The tree of shared loops of a scop.
+
+    Raises `DefinitionError` where an element depends on itself, `ScheduleError` where no order was found.
+    """
+    fuser = _Fuser(scop, DistanceTester.of(scop), Roles.of(scop), dependences)
+    names = tuple(s.name for s in scop.statements)
+    remaining = {name: fuser.roles.by_statement[name].axes for name in names}
+    tree = fuser.block(names, dependences.ordered, remaining, inside_parallel=False)
+    return FusionPlan(tree, tuple(fuser.decisions))
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Statements that will share their next loop.
+
+    candidates: consistent rows, best first; empty where the statement has no dimension left
+    spent:      for each candidate, the axis each statement's row uses up
+    recurrent:  the rows carry dependences: iterations run in order
+    fixed:      a finished subtree, where isl scheduled the component
+    """
+
+    statements: tuple[str, ...]
+    candidates: tuple[Rows, ...]
+    spent: tuple[Mapping[str, str], ...]
+    recurrent: bool = False
+    fixed: Tree | None = None
+
+
+@dataclass(slots=True)
+class _Fuser:
+    scop: Scop
+    tester: DistanceTester
+    roles: Roles
+    dependences: Dependences
+    decisions: list[Decision] = field(default_factory=list)
+
+    def block(
+        self, names: Sequence[str], dependences: Sequence[Dependence], remaining: Remaining, *, inside_parallel: bool
+    ) -> Tree:
+        """A tree for statements whose outer loops are settled; `dependences` are those not carried outside."""
+        edges = [(d.source, d.target) for d in dependences]
+        found = graph.components(names, edges)
+        groups = [self.seed(component, dependences, remaining) for component in found]
+        groups = self.merge(groups, dependences, remaining, inside_parallel=inside_parallel)
+        return sequence([self.nest(group, dependences, remaining, inside_parallel) for group in groups])
+
+    def seed(self, component: tuple[str, ...], dependences: Sequence[Dependence], remaining: Remaining) -> _Group:
+        inner = _within(component, dependences)
+        if not inner:
+            name = component[0]
+            axes = remaining[name]
+            return _Group(component, tuple({name: axis(a)} for a in axes), tuple({name: a} for a in axes))
+        choice = choose_rows(component, inner, remaining, self.tester)
+        if choice is not None:
+            return _Group(component, (choice.rows,), (choice.spent,), recurrent=not choice.coincident)
+        tree = isl_schedule.schedule(self.scop, component, inner)
+        return _Group(component, (), (), recurrent=True, fixed=tree)
+
+    # -- merging -----------------------------------------------------------------------------------------------
+
+    def merge(
+        self,
+        groups: list[_Group],
+        dependences: Sequence[Dependence],
+        remaining: Remaining,
+        *,
+        inside_parallel: bool,
+    ) -> list[_Group]:
+        """Joins groups along producer-consumer edges until nothing more can be joined; topological order."""
+        refused: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
+        while True:
+            owner = {name: n for n, group in enumerate(groups) for name in group.statements}
+            edges = [
+                (owner[d.source], owner[d.target])
+                for d in dependences
+                if d.source in owner and d.target in owner and owner[d.source] != owner[d.target]
+            ]
+            joined = self.join_once(groups, edges, dependences, remaining, refused, inside_parallel=inside_parallel)
+            if joined is None:
+                order = graph.topological(range(len(groups)), edges)
+                return [groups[n] for n in order]
+            producer, consumer, group = joined
+            groups = [g for n, g in enumerate(groups) if n not in (producer, consumer)]
+            groups.insert(min(producer, consumer, len(groups)), group)
+
+    def join_once(
+        self,
+        groups: list[_Group],
+        edges: list[tuple[int, int]],
+        dependences: Sequence[Dependence],
+        remaining: Remaining,
+        refused: set[tuple[tuple[str, ...], tuple[str, ...]]],
+        *,
+        inside_parallel: bool,
+    ) -> tuple[int, int, _Group] | None:
+        for producer, consumer in dict.fromkeys(edges):
+            pair = (groups[producer].statements, groups[consumer].statements)
+            if pair in refused or self.goes_around(producer, consumer, edges):
+                continue
+            between = [
+                d for d in dependences if d.source in pair[0] and d.target in pair[1]
+            ]
+            group, reason = self.joined(groups[producer], groups[consumer], between, remaining, inside_parallel)
+            self.record(groups[producer], groups[consumer], between, group is not None, reason)
+            if group is not None:
+                return producer, consumer, group
+            refused.add(pair)
+        return None
+
+    @staticmethod
+    def goes_around(producer: int, consumer: int, edges: list[tuple[int, int]]) -> bool:
+        """Whether a third group stands between the two: joined, they would have to run before and after it."""
+        others = [(str(a), str(b)) for a, b in edges if (a, b) != (producer, consumer)]
+        return str(consumer) in graph.reachable(str(producer), others)
+
+    def joined(
+        self,
+        producer: _Group,
+        consumer: _Group,
+        between: Sequence[Dependence],
+        remaining: Remaining,
+        inside_parallel: bool,
+    ) -> tuple[_Group | None, str]:
+        """The two groups as one, or None with the reason."""
+        if producer.recurrent or consumer.recurrent:
+            return None, "one side runs its loop in order"
+        if not producer.candidates or not consumer.candidates:
+            return None, "no loop is left to share"
+        reason = self.unprofitable(producer, consumer, between, remaining)
+        if reason:
+            return None, reason
+        candidates: list[Rows] = []
+        spent: list[Mapping[str, str]] = []
+        for rows, used in zip(producer.candidates, producer.spent, strict=True):
+            for other, other_used in zip(consumer.candidates, consumer.spent, strict=True):
+                both = {**rows, **other}
+                all_used = {**used, **other_used}
+                if not inside_parallel and self.loses_parallelism(all_used, producer, consumer):
+                    continue
+                if self.tester.is_coincident(between, both):
+                    candidates.append(both)
+                    spent.append(all_used)
+        if not candidates:
+            return None, "no loop makes and uses each value in one iteration"
+        group = _Group(producer.statements + consumer.statements, tuple(candidates), tuple(spent))
+        return group, f"share the loop over {', '.join(dict.fromkeys(spent[0].values()))}"
+
+    def unprofitable(
+        self, producer: _Group, consumer: _Group, between: Sequence[Dependence], remaining: Remaining
+    ) -> str:
+        """Why sharing a loop would cost more than it saves; empty where it pays."""
+        if {d.source for d in between if d.kind == "start"} == set(producer.statements):
+            return ""
+        if any(self.is_open_contraction(name, remaining) for name in consumer.statements):
+            return "the consumer's register tile would lose its reuse"
+        for name in producer.statements:
+            if self.is_open_contraction(name, remaining):
+                free = self.open_free(name, remaining)
+                if any(self.open_free(other, remaining) != free for other in consumer.statements):
+                    return "the producer's register tile would lose its reuse"
+        return ""
+
+    def is_open_contraction(self, name: str, remaining: Remaining) -> bool:
+        """Whether a contraction still has its reduction and at least one reused axis ahead."""
+        shape = self.roles.by_statement[name]
+        return shape.contraction and any(a in remaining[name] for a in shape.reduced)
+
+    def open_free(self, name: str, remaining: Remaining) -> int:
+        return sum(a in remaining[name] for a in self.roles.by_statement[name].free)
+
+    def loses_parallelism(self, spent: Mapping[str, str], producer: _Group, consumer: _Group) -> bool:
+        """Whether the shared loop would run over some statement's reduction while both sides could be parallel."""
+        return any(a in self.roles.by_statement[name].reduced for name, a in spent.items()) and any(
+            self.roles.by_statement[name].free for name in (*producer.statements, *consumer.statements)
+        )
+
+    def record(
+        self, producer: _Group, consumer: _Group, between: Sequence[Dependence], fused: bool, reason: str
+    ) -> None:
+        flows = [d for d in between if d.kind == "flow"]
+        if not flows or (not fused and reason == "no loop is left to share"):
+            return
+        array = flows[0].array
+        saved = 2 * self.roles.bytes(array) if fused else 0
+        verdict = "fused" if fused else "kept apart"
+        decision = Decision(producer.statements[-1], consumer.statements[0], array, verdict, reason, saved)
+        if decision not in self.decisions:
+            self.decisions.append(decision)
+
+    # -- nesting -----------------------------------------------------------------------------------------------
+
+    def nest(
+        self, group: _Group, dependences: Sequence[Dependence], remaining: Remaining, inside_parallel: bool
+    ) -> Tree:
+        if group.fixed is not None:
+            return group.fixed
+        if not group.candidates:
+            return sequence([Leaf(name) for name in group.statements])
+        rows, spent = group.candidates[0], group.spent[0]
+        inner = _within(group.statements, dependences)
+        left = self.tester.left(inner, rows)
+        rest = {name: tuple(a for a in remaining[name] if a != spent[name]) for name in group.statements}
+        reduction = any(a in self.roles.by_statement[name].reduced for name, a in spent.items())
+        coincident = not group.recurrent and not (reduction and self.carries_reduction(group, rows))
+        body = self.block(group.statements, left, rest, inside_parallel=inside_parallel or coincident)
+        name = self.loop_name(rows, spent)
+        return Loop(
+            name,
+            tuple((statement, rows[statement]) for statement in group.statements),
+            body,
+            coincident=coincident,
+            reduction=not group.recurrent and not coincident,
+        )
+
+    def carries_reduction(self, group: _Group, rows: Mapping[str, Affine]) -> bool:
+        inside = [d for d in self.dependences.reductions if {d.source, d.target} <= set(group.statements)]
+        return not self.tester.is_coincident(inside, rows)
+
+    def loop_name(self, rows: Rows, spent: Mapping[str, str]) -> str:
+        widest = max(rows, key=lambda name: len(self.roles.by_statement[name].axes))
+        row = rows[widest]
+        return spent[widest] if len(row.terms) == 1 else str(row)
+
+
+def _within(names: Sequence[str], dependences: Sequence[Dependence]) -> tuple[Dependence, ...]:
+    inside = set(names)
+    return tuple(d for d in dependences if d.source in inside and d.target in inside)

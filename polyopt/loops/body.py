@@ -1,0 +1,187 @@
+"""Statement bodies: a scop's expressions over axes as loop expressions over loop variables and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from polyopt.dsl import affine, ir
+from polyopt.dsl.affine import TRUE, Affine, And, AxisRef, Compare, Condition, constant, map_condition
+from polyopt.dtypes import bool_, i64
+from polyopt.errors import Span
+from polyopt.loops.ir import Check, Expr, Load, Site, Store
+from polyopt.loops.scan import affine_expr, both, condition_expr
+from polyopt.poly.scop import Scop, Statement
+from polyopt.poly.storage import Storage
+
+
+@dataclass(slots=True)
+class Bodies:
+    """Turns instances into stores; collects the run-time checks on the way.
+
+    storage: of the local arrays, by name; arguments are stored whole
+    """
+
+    scop: Scop
+    storage: Mapping[str, Storage]
+    sites: list[Site] = field(default_factory=list)
+    _shapes: dict[str, tuple[Affine, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._shapes = {array.name: array.shape for array in self.scop.arrays}
+
+    def store(
+        self, statement: Statement, instance: Mapping[str, Affine], loops: Callable[[str], Affine]
+    ) -> Store:
+        """The store of one instance.
+
+        instance: value of each axis, affine in loop variables
+        loops:    value of a loop by its name, affine in loop variables
+        """
+        body = _Body(self, statement, dict(instance), loops)
+        indices, checks = body.element(statement.array, statement.subscripts, None, statement.span)
+        return Store(
+            statement.name,
+            tuple(affine_expr(instance[axis]) for axis in statement.axes),
+            statement.array,
+            indices,
+            body.value(statement.value, None),
+            statement.reducer,
+            checks,
+        )
+
+    def shape(self, array: str) -> tuple[Affine, ...]:
+        return self._shapes[array]
+
+    def new_site(self, array: str, dimension: int, span: Span | None) -> int:
+        site = Site(array, dimension, span)
+        if site not in self.sites:
+            self.sites.append(site)
+        return self.sites.index(site)
+
+
+@dataclass(slots=True)
+class _Body:
+    owner: Bodies
+    statement: Statement
+    instance: dict[str, Affine]
+    loops: Callable[[str], Affine]
+
+    def at(self, expression: Affine) -> Affine:
+        """An expression of axes as one of loop variables."""
+        return affine.substitute(
+            expression, lambda atom: self.instance.get(atom.name) if isinstance(atom, AxisRef) else None
+        )
+
+    def condition(self, condition: Condition) -> Expr:
+        return condition_expr(map_condition(condition, self.at))
+
+    def value(self, expr: ir.Expr, mask: Expr | None) -> Expr:
+        """The expression; `mask` is the condition of the branches around it, None for always."""
+        match expr:
+            case ir.Const() | ir.Var():
+                return expr
+            case ir.IndexValue(expression):
+                return affine_expr(self.at(expression))
+            case ir.Op(args=args):
+                return replace(expr, args=tuple(self.value(arg, mask) for arg in args))
+            case ir.Cast(arg=arg):
+                return replace(expr, arg=self.value(arg, mask))
+            case ir.Where(condition, then, otherwise, dtype):
+                chosen = self.condition(condition)
+                refused = ir.Op("not", (chosen,), bool_)
+                branches = self.value(then, both(mask, chosen)), self.value(otherwise, both(mask, refused))
+                return ir.Op("select", (chosen, *branches), dtype)
+            case ir.Read():
+                return self.read(expr, mask)
+            case ir.Reduce():
+                raise AssertionError("a reduction is a statement of its own")
+
+    def read(self, read: ir.Read, mask: Expr | None) -> Expr:
+        match read.boundary:
+            case ir.Pad(fill):
+                inside = self.inside(read)
+                if inside is TRUE:
+                    return self.load(read, read.subscripts, mask)
+                holds = self.condition(inside)
+                return ir.Op("select", (holds, self.load(read, read.subscripts, both(mask, holds)), fill), read.dtype)
+            case ir.Clamp() | ir.Wrap():
+                return self.load(read, read.subscripts, mask)
+            case None:
+                return self.load(read, read.subscripts, mask)
+
+    def inside(self, read: ir.Read) -> Condition:
+        """That every affine subscript of a padded read is in the box."""
+        parts: list[Condition] = []
+        for subscript, extent in zip(read.subscripts, self.owner.shape(read.tensor), strict=True):
+            if isinstance(subscript, Affine):
+                parts += [Compare(subscript, ">="), Compare(subscript - extent, "<")]
+        return And(tuple(parts)) if parts else TRUE
+
+    def load(self, read: ir.Read, subscripts: tuple[ir.Subscript, ...], mask: Expr | None) -> Load:
+        indices, checks = self.element(read.tensor, subscripts, read.boundary, read.span, mask)
+        return Load(read.tensor, indices, read.dtype, mask, checks)
+
+    def element(
+        self,
+        array: str,
+        subscripts: tuple[ir.Subscript, ...],
+        boundary: ir.Boundary | None,
+        span: Span | None,
+        mask: Expr | None = None,
+    ) -> tuple[tuple[Expr, ...], tuple[Check, ...]]:
+        """Where an element lies in its buffer, and which of its indices must be checked as the kernel runs."""
+        indices: list[Expr] = []
+        checks: list[Check] = []
+        storage = self.owner.storage.get(array)
+        for dimension, subscript in enumerate(subscripts):
+            extent = self.owner.shape(array)[dimension]
+            if isinstance(subscript, ir.DataIndex):
+                index: Expr = self.value(subscript.value, mask)
+                index = index if index.dtype == i64 else ir.Cast(index, i64)
+                if boundary is None:
+                    checks.append(Check(dimension, self.owner.new_site(array, dimension, span)))
+                else:
+                    index = _bounded(index, extent, boundary)
+            elif isinstance(boundary, ir.Clamp | ir.Wrap):
+                index = self.placed(_affine_bounded(self.at(subscript), extent, boundary), storage, dimension)
+            else:
+                index = self.placed_affine(self.at(subscript), storage, dimension)
+            indices.append(index)
+        return tuple(indices), tuple(checks)
+
+    def placed_affine(self, subscript: Affine, storage: Storage | None, dimension: int) -> Expr:
+        """The index in the buffer: relative to the first element held, folded where the buffer is."""
+        if storage is None:
+            return affine_expr(subscript)
+        index = subscript - self.offset(storage, dimension)
+        modulus = storage.modulo[dimension]
+        return affine_expr(index if modulus is None else index % modulus)
+
+    def placed(self, subscript: Expr, storage: Storage | None, dimension: int) -> Expr:
+        if storage is None:
+            return subscript
+        offset = self.offset(storage, dimension)
+        index = subscript if offset == constant(0) else ir.Op("sub", (subscript, affine_expr(offset)), i64)
+        modulus = storage.modulo[dimension]
+        return index if modulus is None else ir.Op("mod", (index, ir.Const(modulus, i64)), i64)
+
+    def offset(self, storage: Storage, dimension: int) -> Affine:
+        return affine.substitute(
+            storage.offset[dimension], lambda atom: self.loops(atom.name) if isinstance(atom, AxisRef) else None
+        )
+
+
+def _affine_bounded(subscript: Affine, extent: Affine, boundary: ir.Boundary) -> Expr:
+    if isinstance(boundary, ir.Wrap) and extent.is_constant and extent.constant > 0:
+        return affine_expr(subscript % extent.constant)
+    return _bounded(affine_expr(subscript), extent, boundary)
+
+
+def _bounded(index: Expr, extent: Affine, boundary: ir.Boundary) -> Expr:
+    """An index brought into [0, extent) as a clamped or periodic read asks; a padded one is masked elsewhere."""
+    size = affine_expr(extent)
+    if isinstance(boundary, ir.Wrap):
+        return ir.Op("mod", (index, size), i64)
+    last = ir.Op("sub", (size, ir.Const(1, i64)), i64)
+    return ir.Op("maximum", (ir.Op("minimum", (index, last), i64), ir.Const(0, i64)), i64)

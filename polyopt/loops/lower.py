@@ -1,0 +1,264 @@
+"""From a mapped schedule to a loop program: isl scans the domains, we name the loops and fill in the bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import islpy as isl
+
+from polyopt.dsl import affine
+from polyopt.dsl.affine import Affine, AxisRef, axis
+from polyopt.dsl.ir import Const, Op
+from polyopt.dtypes import i64
+from polyopt.errors import ScheduleError
+from polyopt.loops.body import Bodies
+from polyopt.loops.ir import (
+    Alloc,
+    Block,
+    Buffer,
+    Expr,
+    For,
+    If,
+    LoopProgram,
+    Stmt,
+    index_var,
+    integer,
+    walk,
+)
+from polyopt.loops.scan import affine_expr, as_affine, as_expr
+from polyopt.poly.scop import Array, Scop
+from polyopt.poly.storage import Storage, StoragePlan
+from polyopt.poly.tree import Loop, Tree, as_schedule, loops
+
+LOCAL_BYTES = 1 << 15
+"""Largest private buffer that lives on a thread's stack."""
+
+_NODE = isl.ast_node_type
+
+
+def lower(
+    scop: Scop,
+    tree: Tree,
+    storage: StoragePlan,
+    *,
+    parameters: Sequence[str],
+    results: Sequence[str],
+    strides: Mapping[str, tuple[int, ...] | None],
+) -> LoopProgram:
+    """The loop program of a mapped tree.
+
+    parameters, results: the arguments, in call order
+    strides: bytes per dimension of an argument; None, or absent, for C-contiguous. With symbolic sizes a strided
+             argument's strides become run-time parameters `x_stride0`, ...
+    """
+    scanner = _Scanner(scop, {loop.name: loop for loop in loops(tree)}, storage)
+    body = scanner.scan(ast(scop, tree))
+    arguments, extra = _arguments(scop, [*parameters, *results], strides)
+    written = tuple(results)
+    return LoopProgram(
+        scop.name,
+        arguments,
+        tuple(_buffer(scop.array(b.array), b, "workspace") for b in storage.buffers if not b.scope),
+        (*scop.sizes, *extra),
+        written,
+        body,
+        tuple(scanner.bodies.sites),
+    )
+
+
+def ast(scop: Scop, tree: Tree) -> isl.AstNode:
+    """isl's AST of the tree; loops that become lanes or registers are generated without guards inside."""
+    schedule = as_schedule(tree, scop)
+    flat = {loop.name for loop in loops(tree) if loop.kind in ("vector", "unrolled")}
+    if flat:
+        schedule = schedule.map_schedule_node_bottom_up(lambda node: _separated(node, flat))
+    return isl.AstBuild.from_context(scop.context).node_from_schedule(schedule)
+
+
+def _separated(node: isl.ScheduleNode, flat: set[str]) -> isl.ScheduleNode:
+    if node.get_type() != isl.schedule_node_type.band or not node.has_parent():
+        return node
+    parent = node.parent()
+    if parent.get_type() == isl.schedule_node_type.mark and parent.mark_get_id().get_name() in flat:
+        return node.band_member_set_ast_loop_type(0, isl.ast_loop_type.separate)
+    return node
+
+
+def _arguments(
+    scop: Scop, names: Sequence[str], strides: Mapping[str, tuple[int, ...] | None]
+) -> tuple[tuple[Buffer, ...], tuple[str, ...]]:
+    buffers, extra = [], []
+    for name in names:
+        array = scop.array(name)
+        given = strides.get(name)
+        chosen: tuple[Expr, ...] | None = None
+        if given is not None and scop.sizes:
+            own = tuple(f"{name}_stride{d}" for d in range(len(array.shape)))
+            extra += own
+            chosen = tuple(index_var(n) for n in own)
+        elif given is not None:
+            chosen = tuple(integer(stride) for stride in given)
+        shape = tuple(affine_expr(extent) for extent in array.shape)
+        buffers.append(Buffer(name, array.dtype, shape, "argument", chosen))
+    return tuple(buffers), tuple(extra)
+
+
+def _buffer(array: Array, storage: Storage, space: str) -> Buffer:
+    shape = tuple(affine_expr(extent) for extent in storage.extent)
+    last = storage.extent[-1] if storage.extent else Affine(0)
+    aligned = len(shape) <= 1 or (last.is_constant and last.constant * array.dtype.itemsize % 64 == 0)
+    return Buffer(array.name, array.dtype, shape, space, None, aligned)  # type: ignore[arg-type]  # a space's name
+
+
+@dataclass(slots=True)
+class _Scanner:
+    """Walks isl's AST.
+
+    A mark announces the loop it stands above. isl drops a loop of one iteration, so a mark may reach a body
+    without a loop; the loop's value is then computed from the instance.
+    """
+
+    scop: Scop
+    tree_loops: Mapping[str, Loop]
+    storage: StoragePlan
+    bodies: Bodies = field(init=False)
+    variables: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.bodies = Bodies(self.scop, {b.array: b for b in self.storage.buffers})
+        self.used = set(self.scop.sizes)
+
+    def scan(self, node: isl.AstNode) -> Stmt:
+        return _flat(self.node(node, ()))
+
+    def node(self, node: isl.AstNode, pending: tuple[str, ...]) -> Stmt:
+        """The node as a statement; `pending`: marks whose loop has not been met yet, outermost first."""
+        kind = node.get_type()
+        if kind == _NODE.mark:
+            return self.node(node.mark_get_node(), (*pending, node.mark_get_id().get_name()))
+        if kind == _NODE.block:
+            children = node.block_get_children()
+            return Block(tuple(self.node(children.get_at(n), pending) for n in range(children.n_ast_node())))
+        if kind == _NODE.if_:
+            return self.conditional(node, pending)
+        if kind == _NODE.for_:
+            return self.loop(node, pending)
+        if kind == _NODE.user:
+            return self.allocated(self.instance(node), pending)
+        raise ScheduleError("isl's AST has a node that was not expected", why=str(node))
+
+    def conditional(self, node: isl.AstNode, pending: tuple[str, ...]) -> Stmt:
+        condition = as_expr(node.if_get_cond(), self.names, frozenset(self.scop.sizes))
+        then = self.node(node.if_get_then_node(), pending)
+        otherwise = self.node(node.if_get_else_node(), pending) if node.if_has_else_node() else None
+        return If(condition, then, otherwise)
+
+    def loop(self, node: isl.AstNode, pending: tuple[str, ...]) -> Stmt:
+        assert pending, "every loop of the schedule stands under its mark"
+        *eliminated, name = pending
+        iterator = node.for_get_iterator().get_id().get_name()
+        variable = self.fresh(name)
+        sizes = frozenset(self.scop.sizes)
+        lower = as_expr(node.for_get_init(), self.names, sizes)
+        self.names[iterator], self.variables[name] = variable, variable
+        upper = self.upper(node.for_get_cond(), sizes)
+        step = int(node.for_get_inc().get_val().to_python())
+        body = self.allocated(self.node(node.for_get_body(), ()), (name,))
+        del self.names[iterator], self.variables[name]
+        source = self.tree_loops[name]
+        kind = source.kind if source.kind != "vector" or _suits_lanes(body, step) else "serial"
+        loop = For(variable, lower, upper, _flat(body), step, kind, _axis_label(name), source.chunk)
+        return self.allocated(loop, tuple(eliminated))
+
+    def upper(self, condition: isl.AstExpr, sizes: frozenset[str]) -> Expr:
+        """The exclusive bound of `iterator < bound` or `iterator <= bound`."""
+        bound = condition.get_op_arg(1)
+        if condition.get_op_type() == isl.ast_expr_op_type.lt:
+            return as_expr(bound, self.names, sizes)
+        return _plus_one(as_expr(bound, self.names, sizes))
+
+    def instance(self, node: isl.AstNode) -> Stmt:
+        call = node.user_get_expr()
+        statement = self.scop.statement(call.get_op_arg(0).get_id().get_name())
+        sizes = frozenset(self.scop.sizes)
+        values = {
+            name: as_affine(call.get_op_arg(n + 1), self.names, sizes) for n, name in enumerate(statement.axes)
+        }
+
+        def loop_value(name: str) -> Affine:
+            if name in self.variables:
+                return axis(self.variables[name])
+            row = self.tree_loops[name].row(statement.name)
+            return affine.substitute(row, lambda atom: values[atom.name] if isinstance(atom, AxisRef) else None)
+
+        return self.bodies.store(statement, values, loop_value)
+
+    def allocated(self, body: Stmt, passed: tuple[str, ...]) -> Stmt:
+        """`body` inside the private buffers of the loops it has passed."""
+        for name in reversed(passed):
+            for buffer in reversed(self.storage.buffers):
+                if buffer.scope and buffer.scope[-1] == name:
+                    body = Alloc(self.private(buffer), body)
+        return body
+
+    def private(self, storage: Storage) -> Buffer:
+        array = self.scop.array(storage.array)
+        elements = 1
+        for extent in storage.extent:
+            elements *= extent.constant if extent.is_constant else LOCAL_BYTES
+        small = elements * array.dtype.itemsize <= LOCAL_BYTES
+        return _buffer(array, storage, "local" if small else "workspace")
+
+    def fresh(self, name: str) -> str:
+        """A loop variable: the loop's name as an identifier."""
+        base = "".join(c if c.isalnum() or c == "_" else "_" for c in name).strip("_") or "c"
+        candidate, number = base, 1
+        while candidate in self.used:
+            number += 1
+            candidate = f"{base}_{number}"
+        self.used.add(candidate)
+        return candidate
+
+
+def _axis_label(name: str) -> str:
+    return name.partition("#")[0].replace("_tile", " tile")
+
+
+def _suits_lanes(body: Stmt, step: int) -> bool:
+    """Whether a loop's body can run in lanes: unit steps, and no loop, guard or private buffer inside."""
+    return step == 1 and not any(isinstance(s, For | If | Alloc) for s in walk(body))
+
+
+def _plus_one(expr: Expr) -> Expr:
+    match expr:
+        case Const(value):
+            return integer(int(value) + 1)
+        case Op("minimum" | "maximum", args):
+            return Op(expr.name, tuple(_plus_one(arg) for arg in args), i64)  # type: ignore[arg-type]  # loop expressions
+        case Op("sub", (left, Const(1))):
+            return left  # type: ignore[return-value]  # a loop expression
+        case Op("sub", (left, Const(value))):
+            return Op("sub", (left, integer(int(value) - 1)), i64)
+        case Op("add", (left, Const(value))):
+            return Op("add", (left, integer(int(value) + 1)), i64)
+        case _:
+            return Op("add", (expr, integer(1)), i64)
+
+
+def _flat(statement: Stmt) -> Stmt:
+    """Nested blocks joined; a block of one is the one."""
+    match statement:
+        case Block(body):
+            flat: list[Stmt] = []
+            for inner in (_flat(s) for s in body):
+                flat.extend(inner.body if isinstance(inner, Block) else [inner])
+            return flat[0] if len(flat) == 1 else Block(tuple(flat))
+        case For() | Alloc():
+            return replace(statement, body=_flat(statement.body))
+        case If(_, then, otherwise):
+            return replace(statement, then=_flat(then), otherwise=None if otherwise is None else _flat(otherwise))
+        case _:
+            return statement

@@ -1,0 +1,150 @@
+"""From isl's AST expressions to the loop program's: affine where they can be, operations elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+
+import islpy as isl
+
+from polyopt.dsl.affine import Affine, And, AxisRef, Compare, Condition, FloorDiv, Not, Or, SizeRef, axis, constant, size
+from polyopt.dsl.ir import Const, Op
+from polyopt.dtypes import bool_, i64
+from polyopt.errors import ScheduleError
+from polyopt.loops.ir import Expr, index_var, integer
+
+_OP = isl.ast_expr_op_type
+_INT, _ID, _APPLY = isl.ast_expr_type.int, isl.ast_expr_type.id, isl.ast_expr_type.op
+
+_COMPARISONS = {_OP.eq: "eq", _OP.le: "le", _OP.lt: "lt", _OP.ge: "ge", _OP.gt: "gt"}
+_MIXED = {_OP.min: "minimum", _OP.max: "maximum", _OP.add: "add", _OP.sub: "sub", _OP.mul: "mul"}
+_DIVISIONS = (_OP.fdiv_q, _OP.pdiv_q, _OP.div)
+_REMAINDERS = (_OP.pdiv_r, _OP.zdiv_r)
+
+
+class NotAffine(Exception):
+    """An expression that only operations can say."""
+
+
+def as_affine(ast: isl.AstExpr, names: Mapping[str, str], sizes: frozenset[str]) -> Affine:
+    """The AST expression in normal form.
+
+    names: isl's iterator names to loop variables. Raises `NotAffine` for minima, choices and the like.
+    """
+    kind = ast.get_type()
+    if kind == _INT:
+        return constant(int(ast.get_val().to_python()))
+    if kind == _ID:
+        name = ast.get_id().get_name()
+        return size(name) if name in sizes else axis(names[name])
+    operation = ast.get_op_type()
+    args = [ast.get_op_arg(n) for n in range(ast.get_op_n_arg())]
+    if operation not in (_OP.add, _OP.sub, _OP.minus, _OP.mul, *_DIVISIONS, *_REMAINDERS):
+        raise NotAffine
+    values = [as_affine(arg, names, sizes) for arg in args]
+    if operation == _OP.add:
+        return values[0] + values[1]
+    if operation == _OP.sub:
+        return values[0] - values[1]
+    if operation == _OP.minus:
+        return -values[0]
+    if operation == _OP.mul:
+        factor, value = (values[0], values[1]) if values[0].is_constant else (values[1], values[0])
+        if not factor.is_constant:
+            raise NotAffine
+        return value * factor.constant
+    if not values[1].is_constant:
+        raise NotAffine
+    divisor = values[1].constant
+    return values[0] // divisor if operation in _DIVISIONS else values[0] % divisor
+
+
+def as_expr(ast: isl.AstExpr, names: Mapping[str, str], sizes: frozenset[str]) -> Expr:
+    """The AST expression as a loop expression: i64, or bool for a comparison."""
+    try:
+        return affine_expr(as_affine(ast, names, sizes))
+    except NotAffine:
+        pass
+    operation = ast.get_op_type()
+    args = [as_expr(ast.get_op_arg(n), names, sizes) for n in range(ast.get_op_n_arg())]
+    if operation in _COMPARISONS:
+        return Op(_COMPARISONS[operation], tuple(args), bool_)
+    if operation in (_OP.and_, _OP.and_then):
+        return reduce(lambda a, b: Op("and", (a, b), bool_), args)
+    if operation in (_OP.or_, _OP.or_else):
+        return reduce(lambda a, b: Op("or", (a, b), bool_), args)
+    if operation in (_OP.select, _OP.cond):
+        return Op("select", tuple(args), i64)
+    if operation == _OP.minus:
+        return Op("neg", tuple(args), i64)
+    if operation in _DIVISIONS:
+        return Op("floordiv", tuple(args), i64)
+    if operation in _REMAINDERS:
+        return Op("mod", tuple(args), i64)
+    if operation in _MIXED:
+        name = _MIXED[operation]
+        return reduce(lambda a, b: Op(name, (a, b), i64), args)
+    raise ScheduleError("isl's AST has an operation that was not expected", why=ast.to_C_str())
+
+
+def affine_expr(affine: Affine) -> Expr:
+    """A quasi-affine expression of loop variables (axes) and sizes as i64 operations."""
+    result: Expr | None = None
+    for atom, coefficient in affine.terms:
+        match atom:
+            case AxisRef(name) | SizeRef(name):
+                value: Expr = index_var(name)
+            case FloorDiv(numerator, divisor):
+                value = Op("floordiv", (affine_expr(numerator), integer(divisor)), i64)
+        if result is not None and coefficient == -1:
+            result = Op("sub", (result, value), i64)
+            continue
+        if coefficient != 1:
+            value = Op("mul", (value, integer(coefficient)), i64)
+        result = value if result is None else Op("add", (result, value), i64)
+    if result is None:
+        return integer(affine.constant)
+    if affine.constant > 0:
+        return Op("add", (result, integer(affine.constant)), i64)
+    if affine.constant < 0:
+        return Op("sub", (result, integer(-affine.constant)), i64)
+    return result
+
+
+_NAMES = {"==": "eq", "!=": "ne", ">=": "ge", ">": "gt", "<=": "le", "<": "lt"}
+
+
+def condition_expr(condition: Condition) -> Expr:
+    """An affine condition of loop variables and sizes as a bool expression."""
+    match condition:
+        case Compare(left, op):
+            left, right = _balanced(left)
+            return Op(_NAMES[op], (affine_expr(left), affine_expr(right)), bool_)
+        case And(parts):
+            return _joined("and", [condition_expr(part) for part in parts], empty=True)
+        case Or(parts):
+            return _joined("or", [condition_expr(part) for part in parts], empty=False)
+        case Not(part):
+            return Op("not", (condition_expr(part),), bool_)
+
+
+def _balanced(left: Affine) -> tuple[Affine, Affine]:
+    """`left OP 0` with what is negative moved to the right side."""
+    positive, negative = Affine(max(left.constant, 0)), Affine(max(-left.constant, 0))
+    for atom, coefficient in left.terms:
+        term = Affine(0, ((atom, abs(coefficient)),))
+        positive, negative = (positive + term, negative) if coefficient > 0 else (positive, negative + term)
+    return positive, negative
+
+
+def _joined(name: str, parts: list[Expr], *, empty: bool) -> Expr:
+    if not parts:
+        return Const(empty, bool_)
+    return reduce(lambda a, b: Op(name, (a, b), bool_), parts)
+
+
+def both(first: Expr | None, second: Expr | None) -> Expr | None:
+    """The conjunction of two masks, where None holds always."""
+    if first is None or second is None:
+        return second if first is None else first
+    return Op("and", (first, second), bool_)

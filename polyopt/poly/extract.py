@@ -1,0 +1,441 @@
+"""From a resolved program to a scop: every reduction becomes an init and an update statement.
+
+A reduction inside a larger expression accumulates into an array of its own, indexed by the axes that it uses; a
+reduction that is the whole value of a definition accumulates into the defined tensor itself. An accumulation
+`T[..] += e` starts from T's plain definitions and from the neutral element elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import islpy as isl
+import numpy as np
+
+from polyopt.dsl import ir
+from polyopt.dsl.affine import TRUE, Affine, Condition, Not, axes_of, axis, condition_affines, conjunction
+from polyopt.dtypes import DType
+from polyopt.errors import DefinitionError, Span
+from polyopt.poly.scop import Access, Array, Scop, Statement
+from polyopt.poly.space import Space
+
+
+def extract(program: ir.Program) -> Scop:
+    """The scop of a program whose axis ranges and shapes are resolved.
+
+    Raises `DefinitionError` where one tensor is accumulated with different operations.
+    """
+    builder = _Builder(program)
+    for tensor in program.tensors:
+        if tensor.role != "input":
+            builder.add_tensor(tensor)
+    context = Space("", (), program.sizes)
+    known = context.universe()
+    for condition in program.conditions:
+        known = known & context.condition(condition)
+    for name in program.sizes:
+        known = known & context.condition(_non_negative(name))
+    return Scop(program.name, program.sizes, known.params(), tuple(builder.arrays.values()), tuple(builder.statements))
+
+
+def lowest(dtype: DType) -> ir.Const:
+    """The start value of a maximum that has no neutral element: no value of the dtype is less."""
+    if dtype.is_float:
+        return ir.Const(float("-inf"), dtype)
+    return ir.Const(False if dtype.is_bool else int(np.iinfo(dtype.numpy).min), dtype)
+
+
+def highest(dtype: DType) -> ir.Const:
+    """The start value of a minimum that has no neutral element."""
+    if dtype.is_float:
+        return ir.Const(float("inf"), dtype)
+    return ir.Const(True if dtype.is_bool else int(np.iinfo(dtype.numpy).max), dtype)
+
+
+def start_value(reducer: ir.Reducer) -> ir.Const:
+    """What a reduction starts from; where it has no neutral element its domain was proved non-empty."""
+    if reducer.neutral is not None:
+        return reducer.neutral
+    assert reducer.name in ("max", "min"), f"a {reducer.name} always has a neutral element"
+    return lowest(reducer.dtype) if reducer.name == "max" else highest(reducer.dtype)
+
+
+def _non_negative(size: str) -> Condition:
+    from polyopt.dsl import affine
+
+    return affine.Compare(affine.size(size), ">=")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """Where an expression stands: the axes around it and the condition of the branches it is in."""
+
+    axes: tuple[ir.Axis, ...]
+    condition: Condition = TRUE
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(a.name for a in self.axes)
+
+    def under(self, condition: Condition) -> _Scope:
+        return _Scope(self.axes, conjunction(self.condition, condition))
+
+    def inside(self, axes: tuple[ir.Axis, ...], guard: Condition) -> _Scope:
+        return _Scope(self.axes + axes, conjunction(self.condition, guard))
+
+
+@dataclass(slots=True)
+class _Builder:
+    program: ir.Program
+    arrays: dict[str, Array] = field(init=False)
+    statements: list[Statement] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    hoisted: dict[tuple[object, ...], ir.Read] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.arrays = {}
+        for tensor in self.program.tensors:
+            assert tensor.shape is not None, f"the shape of {tensor.name} is resolved"
+            self.arrays[tensor.name] = Array(tensor.name, tensor.dtype, tensor.shape, tensor.role)
+        self.used = set(self.arrays)
+
+    # -- tensors -----------------------------------------------------------------------------------------------
+
+    def add_tensor(self, tensor: ir.Tensor) -> None:
+        definitions = self.program.definitions(tensor.name)
+        plain = [e for e in definitions if not e.is_accumulation]
+        accumulations = [e for e in definitions if e.is_accumulation]
+        if accumulations:
+            self.add_accumulations(tensor, plain, accumulations)
+            return
+        for equation in plain:
+            self.add_definition(equation)
+
+    def add_definition(self, equation: ir.Equation) -> None:
+        scope = _Scope(equation.axes, equation.guard)
+        match equation.value:
+            case ir.Reduce() as whole:
+                self.add_reduction(equation.name, equation.tensor, equation.subscripts, whole, scope)
+            case value:
+                self.add(equation.name, scope, equation.tensor, equation.subscripts, value, span=equation.span)
+
+    def add_accumulations(
+        self, tensor: ir.Tensor, plain: list[ir.Equation], accumulations: list[ir.Equation]
+    ) -> None:
+        reducer = accumulations[0].reducer
+        assert reducer is not None, "an accumulation has a reducer"
+        for other in accumulations[1:]:
+            if other.reducer != reducer:
+                raise DefinitionError(
+                    f"'{tensor.name}' is accumulated with two different operations",
+                    where=other.span,
+                    why=f"the order of '{reducer.name}' and '{other.reducer and other.reducer.name}' would matter",
+                    fix="give one of them a tensor of its own",
+                    facts={"tensor": tensor.name},
+                )
+        target = tensor.name
+        if tensor.dtype != reducer.dtype:
+            target = self.new_array(f"{tensor.name}_acc", reducer.dtype, self.arrays[tensor.name].shape)
+        for equation in plain:
+            value = equation.value if target == tensor.name else ir.Cast(equation.value, reducer.dtype)
+            scope = _Scope(equation.axes, equation.guard)
+            self.add(equation.name, scope, target, equation.subscripts, value, span=equation.span)
+        covered = self.add_start_values(tensor, target, reducer, plain, accumulations)
+        for equation in accumulations:
+            scope = _Scope(equation.all_axes, equation.guard)
+            name = self.fresh(f"{equation.name}_update")
+            self.add(name, scope, target, equation.subscripts, equation.value, reducer, span=equation.span)
+        if target != tensor.name:
+            self.add_rounding(tensor, target, covered)
+
+    def add_start_values(
+        self,
+        tensor: ir.Tensor,
+        target: str,
+        reducer: ir.Reducer,
+        plain: list[ir.Equation],
+        accumulations: list[ir.Equation],
+    ) -> isl.Set:
+        """Writes the neutral element wherever an accumulation may add and no plain definition writes; gives all
+        elements that end up defined."""
+        names = _axis_names(tensor, accumulations[0])
+        name = self.fresh(f"{tensor.name}_init")
+        space = Space(name, names, self.program.sizes)
+        elements = space.empty()
+        for equation in accumulations:
+            elements = elements | self.covered(equation, space)
+        defined = space.empty()
+        for equation in plain:
+            defined = defined | self.image(equation, _Scope(equation.axes, equation.guard), space)
+        open_ = (elements - defined).coalesce()
+        if not open_.is_empty():
+            subscripts = tuple(axis(n) for n in names)
+            self.add_on(name, names, open_, target, subscripts, start_value(reducer), role="init", reducer=reducer)
+        return elements | defined
+
+    def add_rounding(self, tensor: ir.Tensor, target: str, covered: isl.Set) -> None:
+        """`T[d] = cast(T_acc[d])` for a tensor that is narrower than its accumulator."""
+        names = tuple(covered.get_dim_name(isl.dim_type.set, d) for d in range(tensor.rank))
+        subscripts = tuple(axis(n) for n in names)
+        value = ir.Cast(ir.Read(target, subscripts, self.arrays[target].dtype), tensor.dtype)
+        name = self.fresh(f"{tensor.name}_round")
+        self.add_on(name, names, covered.set_tuple_name(name), tensor.name, subscripts, value)
+
+    def covered(self, equation: ir.Equation, space: Space) -> isl.Set:
+        """The elements an accumulation covers: its left side's box, or the whole shape for a scatter."""
+        if any(isinstance(s, ir.DataIndex) for s in equation.subscripts):
+            return self.whole(equation.tensor, space)
+        return self.image(equation, _Scope(equation.axes), space)
+
+    def whole(self, array: str, space: Space) -> isl.Set:
+        shape = self.arrays[array].shape
+        return space.box([ir.Axis(n, (Affine(0),), (extent,)) for n, extent in zip(space.axes, shape, strict=True)])
+
+    def image(self, equation: ir.Equation, scope: _Scope, space: Space) -> isl.Set:
+        domain = self.domain(Space("", scope.names, self.program.sizes), scope)
+        written = domain.apply(self.access(Space("", scope.names, self.program.sizes), "", equation.subscripts, None))
+        return _renamed(written, space)
+
+    # -- reductions --------------------------------------------------------------------------------------------
+
+    def add_reduction(
+        self, name: str, array: str, subscripts: tuple[ir.Subscript, ...], reduce: ir.Reduce, scope: _Scope
+    ) -> None:
+        """Accumulates `reduce` into `array[subscripts]` for every point of the scope."""
+        reducer = reduce.reducer
+        start = start_value(reducer)
+        self.add(self.fresh(f"{name}_init"), scope, array, subscripts, start, role="init", reducer=reducer)
+        inner = scope.inside(reduce.axes, reduce.guard)
+        self.add(self.fresh(f"{name}_update"), inner, array, subscripts, reduce.body, reducer, span=reduce.span)
+
+    def hoist(self, reduce: ir.Reduce, scope: _Scope, hint: str) -> ir.Read:
+        """Gives a reduction an array over the axes that it uses; returns the read of its result."""
+        used = _free_axes(reduce)
+        kept = tuple(a for a in scope.axes if a.name in used)
+        key = (reduce, scope.condition, tuple(scope.axes))
+        if key in self.hoisted:
+            return self.hoisted[key]
+        shape = tuple(a.upper[0] - a.lower[0] for a in kept)
+        array = self.new_array(f"{hint}_{reduce.reducer.name}", reduce.dtype, shape)
+        subscripts = tuple(axis(a.name) - a.lower[0] for a in kept)
+        self.add_reduction_over(array, subscripts, reduce, scope, kept)
+        self.hoisted[key] = ir.Read(array, subscripts, reduce.dtype, span=reduce.span)
+        return self.hoisted[key]
+
+    def add_reduction_over(
+        self,
+        array: str,
+        subscripts: tuple[ir.Subscript, ...],
+        reduce: ir.Reduce,
+        scope: _Scope,
+        kept: tuple[ir.Axis, ...],
+    ) -> None:
+        """Init and update of a hoisted reduction on the projection of its surroundings onto the kept axes."""
+        dropped = tuple(a for a in scope.axes if a not in kept)
+        if not dropped:
+            self.add_reduction(array, array, subscripts, reduce, scope)
+            return
+        names = tuple(a.name for a in kept)
+        around = self.domain(Space("", scope.names, self.program.sizes), scope)
+        for position in reversed(range(len(scope.axes))):
+            if scope.axes[position] in dropped:
+                around = around.project_out(isl.dim_type.set, position, 1)
+        init = self.fresh(f"{array}_init")
+        domain = _renamed(around, Space(init, names, self.program.sizes))
+        start = start_value(reduce.reducer)
+        self.add_on(init, names, domain, array, subscripts, start, role="init", reducer=reduce.reducer)
+        update = self.fresh(f"{array}_update")
+        inner = tuple(a.name for a in reduce.axes)
+        space = Space(update, names + inner, self.program.sizes)
+        lifted = _renamed(around.add_dims(isl.dim_type.set, len(inner)), space)
+        lifted = lifted & space.box(reduce.axes) & space.condition(reduce.guard)
+        scope_inside = _Scope(kept + reduce.axes, reduce.guard)
+        value = self.lowered(reduce.body, scope_inside, array)
+        self.add_on(
+            update, space.axes, lifted, array, subscripts, value, role="update", reducer=reduce.reducer, span=reduce.span
+        )
+
+    def lowered(self, expr: ir.Expr, scope: _Scope, hint: str) -> ir.Expr:
+        """The expression with every reduction hoisted into an array of its own."""
+        match expr:
+            case ir.Reduce():
+                return self.hoist(expr, scope, hint)
+            case ir.Where(condition, then, otherwise):
+                return replace(
+                    expr,
+                    then=self.lowered(then, scope.under(condition), hint),
+                    otherwise=self.lowered(otherwise, scope.under(Not(condition)), hint),
+                )
+            case _:
+                return ir.rebuild(expr, lambda child: self.lowered(child, scope, hint))
+
+    # -- statements --------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        name: str,
+        scope: _Scope,
+        array: str,
+        subscripts: tuple[ir.Subscript, ...],
+        value: ir.Expr,
+        reducer: ir.Reducer | None = None,
+        *,
+        role: str | None = None,
+        span: Span | None = None,
+    ) -> None:
+        """A statement on every point of the scope; an update where there is a reducer and no other role."""
+        self.used.add(name)
+        value = self.lowered(value, scope, array)
+        subscripts = tuple(
+            ir.DataIndex(self.lowered(s.value, scope, array)) if isinstance(s, ir.DataIndex) else s for s in subscripts
+        )
+        domain = self.domain(Space(name, scope.names, self.program.sizes), scope)
+        role = role or ("update" if reducer else "define")
+        self.add_on(name, scope.names, domain, array, subscripts, value, role=role, reducer=reducer, span=span)
+
+    def add_on(
+        self,
+        name: str,
+        axes: tuple[str, ...],
+        domain: isl.Set,
+        array: str,
+        subscripts: tuple[ir.Subscript, ...],
+        value: ir.Expr,
+        *,
+        role: str = "define",
+        reducer: ir.Reducer | None = None,
+        span: Span | None = None,
+    ) -> None:
+        if domain.is_empty():
+            return
+        space = Space(name, axes, self.program.sizes)
+        write = self.access(space, array, subscripts, None).intersect_domain(domain)
+        data = [s.value for s in subscripts if isinstance(s, ir.DataIndex)]
+        reads = [a for expr in (*data, value) for a in self.accesses(expr, space, domain)]
+        self.statements.append(
+            Statement(
+                name, axes, domain, role, array, subscripts, value, write, tuple(reads),  # type: ignore[arg-type]  # a role
+                reducer=reducer if role == "update" else None, span=span,
+            )
+        )  # fmt: skip
+
+    def domain(self, space: Space, scope: _Scope) -> isl.Set:
+        return space.box(scope.axes) & space.condition(scope.condition)
+
+    def accesses(self, expr: ir.Expr, space: Space, domain: isl.Set) -> Iterator[Access]:
+        """Every read of the expression on the part of the domain where its branches are taken."""
+        match expr:
+            case ir.Where(condition, then, otherwise):
+                holds = space.condition(condition)
+                yield from self.accesses(then, space, domain & holds)
+                yield from self.accesses(otherwise, space, domain - holds)
+            case _:
+                if isinstance(expr, ir.Read):
+                    relation = self.access(space, expr.tensor, expr.subscripts, expr.boundary)
+                    yield Access(expr, relation.intersect_domain(domain))
+                for child in ir.children(expr):
+                    yield from self.accesses(child, space, domain)
+
+    def access(
+        self, space: Space, array: str, subscripts: tuple[ir.Subscript, ...], boundary: ir.Boundary | None
+    ) -> isl.Map:
+        """`{ S[i] -> A[subscripts] }`; a data subscript reaches its whole dimension, as does a periodic one of
+        symbolic extent."""
+        shape = self.arrays[array].shape if array in self.arrays else ()
+        result = isl.Map.from_domain_and_range(space.universe(), _point(self.program.sizes))
+        for dimension, subscript in enumerate(subscripts):
+            extent = shape[dimension] if shape else None
+            result = result.flat_range_product(self.dimension(space, subscript, extent, boundary))
+        return result.set_tuple_name(isl.dim_type.out, array) if array else result
+
+    def dimension(
+        self, space: Space, subscript: ir.Subscript, extent: Affine | None, boundary: ir.Boundary | None
+    ) -> isl.Map:
+        if isinstance(subscript, ir.DataIndex):
+            return self.any_element(space, extent)
+        aff = space.aff(subscript)
+        if boundary is None or extent is None:
+            return isl.Map.from_aff(aff)
+        if isinstance(boundary, ir.Wrap):
+            if not extent.is_constant or extent.constant <= 0:
+                return self.any_element(space, extent)
+            return isl.Map.from_aff(space.aff(subscript % extent.constant))
+        if isinstance(boundary, ir.Clamp):
+            zero, last = isl.PwAff.from_aff(space.aff(Affine(0))), isl.PwAff.from_aff(space.aff(extent - 1))
+            return isl.Map.from_pw_aff(isl.PwAff.from_aff(aff).min(last).max(zero))
+        return isl.Map.from_aff(aff) & self.any_element(space, extent)
+
+    def any_element(self, space: Space, extent: Affine | None) -> isl.Map:
+        line = Space("", ("d",), self.program.sizes)
+        upper = () if extent is None else (extent,)
+        return isl.Map.from_domain_and_range(space.universe(), line.box([ir.Axis("d", (Affine(0),), upper)]))
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def fresh(self, name: str) -> str:
+        candidate, number = name, 1
+        while candidate in self.used:
+            number += 1
+            candidate = f"{name}_{number}"
+        self.used.add(candidate)
+        return candidate
+
+    def new_array(self, name: str, dtype: DType, shape: tuple[Affine, ...]) -> str:
+        name = self.fresh(name)
+        self.arrays[name] = Array(name, dtype, shape, "local")
+        return name
+
+
+def _axis_names(tensor: ir.Tensor, equation: ir.Equation) -> tuple[str, ...]:
+    """Names for a tensor's dimensions: the equation's, where each subscript is an axis alone."""
+    names = []
+    for subscript in equation.subscripts:
+        used = axes_of(subscript) if isinstance(subscript, Affine) else frozenset()
+        names.append(next(iter(used)) if len(used) == 1 else "")
+    if "" in names or len(set(names)) < len(names):
+        return tuple(f"d{d}" for d in range(tensor.rank))
+    return tuple(names)
+
+
+def _point(sizes: tuple[str, ...]) -> isl.Set:
+    return Space("", (), sizes).universe()
+
+
+def _renamed(points: isl.Set, space: Space) -> isl.Set:
+    """The same points in another space of the same dimension."""
+    for position, name in enumerate(space.axes):
+        points = points.set_dim_name(isl.dim_type.set, position, name)
+    if space.tuple_name:
+        return points.set_tuple_name(space.tuple_name)
+    return points.reset_tuple_id() if points.has_tuple_id() else points
+
+
+def _free_axes(reduce: ir.Reduce) -> frozenset[str]:
+    """Axes of the surroundings that a reduction uses."""
+    bound = frozenset(a.name for a in reduce.axes)
+    used = _condition_axes(reduce.guard) | _axes(reduce.body)
+    return used - bound
+
+
+def _condition_axes(condition: Condition) -> frozenset[str]:
+    return frozenset().union(*(axes_of(a) for a in condition_affines(condition)))
+
+
+def _axes(expr: ir.Expr) -> frozenset[str]:
+    match expr:
+        case ir.IndexValue(affine):
+            return axes_of(affine)
+        case ir.Reduce():
+            return _free_axes(expr)
+        case ir.Read(subscripts=subscripts):
+            own = [axes_of(s) for s in subscripts if isinstance(s, Affine)]
+        case ir.Where(condition):
+            own = [_condition_axes(condition)]
+        case _:
+            own = []
+    return frozenset().union(*own, *(_axes(child) for child in ir.children(expr)))
+
+
+def shapes(scop: Scop) -> Mapping[str, tuple[Affine, ...]]:
+    return {array.name: array.shape for array in scop.arrays}

@@ -1,0 +1,93 @@
+"""Graphs of statements: strongly connected components and orders that depend on nothing but the input."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+Node = TypeVar("Node", bound=Hashable)
+
+
+def components(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> list[tuple[str, ...]]:
+    """Strongly connected components in a topological order that keeps the given order where it can.
+
+    Tarjan's algorithm without recursion, then Kahn's on the condensation. Source: [Tarjan72].
+    """
+    successors: dict[str, list[str]] = {node: [] for node in nodes}
+    for source, target in edges:
+        if source in successors and target in successors:
+            successors[source].append(target)
+    owner = _tarjan(nodes, successors)
+    members: dict[int, list[str]] = {}
+    for node in nodes:
+        members.setdefault(owner[node], []).append(node)
+    order = topological(
+        list(members), [(owner[a], owner[b]) for a, found in successors.items() for b in found if owner[a] != owner[b]]
+    )
+    return [tuple(members[component]) for component in order]
+
+
+def _tarjan(nodes: Sequence[str], successors: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    owner: dict[str, int] = {}
+    stack: list[str] = []
+    for root in nodes:
+        if root in index:
+            continue
+        work = [(root, iter(successors[root]))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        while work:
+            node, following = work[-1]
+            for target in following:
+                if target not in index:
+                    index[target] = low[target] = len(index)
+                    stack.append(target)
+                    work.append((target, iter(successors[target])))
+                    break
+                if target not in owner:
+                    low[node] = min(low[node], index[target])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    while True:
+                        member = stack.pop()
+                        owner[member] = index[node]
+                        if member == node:
+                            break
+    return owner
+
+
+def topological(nodes: Sequence[Node], edges: Iterable[tuple[Node, Node]]) -> list[Node]:
+    """The nodes with sources before targets, otherwise in the given order. The graph must have no cycle."""
+    waiting: dict[Node, set[Node]] = {node: set() for node in nodes}
+    for source, target in edges:
+        if source != target:
+            waiting[target].add(source)
+    order: list[Node] = []
+    done: set[Node] = set()
+    pending = list(nodes)
+    while pending:
+        ready = next(node for node in pending if waiting[node] <= done)
+        order.append(ready)
+        done.add(ready)
+        pending.remove(ready)
+    return order
+
+
+def reachable(start: str, edges: Iterable[tuple[str, str]]) -> set[str]:
+    """All nodes that a path from `start` leads to (`start` itself only on a cycle)."""
+    successors: dict[str, list[str]] = {}
+    for source, target in edges:
+        successors.setdefault(source, []).append(target)
+    found: set[str] = set()
+    work = list(successors.get(start, ()))
+    while work:
+        node = work.pop()
+        if node not in found:
+            found.add(node)
+            work.extend(successors.get(node, ()))
+    return found

@@ -1,0 +1,95 @@
+"""The scop: statements with integer domains and access relations, every reduction a statement of its own.
+
+A tensor's storage is one element per element; no order is implied. A *define* or *init* statement writes an
+element once, an *update* combines a value into it, and every read from elsewhere sees the finished value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import islpy as isl
+
+from polyopt.dsl.affine import Affine
+from polyopt.dsl.ir import Expr, Read, Reducer, Subscript
+from polyopt.dtypes import DType
+from polyopt.errors import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Storage of a tensor, or of the running value of a reduction inside an expression.
+
+    shape: extents, affine in the symbolic sizes
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[Affine, ...]
+    role: Literal["input", "output", "local"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Access:
+    """One read of a statement.
+
+    read:     the reference in the statement's value
+    relation: `{ S[i, j] -> A[a] }` on the instances that take the branches around the read; a subscript that
+              is data is related to every element of its dimension
+    """
+
+    read: Read
+    relation: isl.Map
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statement:
+    """One assignment, executed once per point of `domain`.
+
+    domain: `{ S[i, j, k] : ... }`, in the statement's own space
+    role:   "define": plain value; "init": a reduction's start value; "update": combines into the element
+    write:  `{ S[i, j, k] -> A[a] }`
+    reads:  one access per reference of `value`, in source order (an update's own running value is not among
+            them)
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    domain: isl.Set
+    role: Literal["define", "init", "update"]
+    array: str
+    subscripts: tuple[Subscript, ...]
+    value: Expr
+    write: isl.Map
+    reads: tuple[Access, ...]
+    reducer: Reducer | None = None
+    span: Span | None = None
+
+    @property
+    def is_update(self) -> bool:
+        return self.role == "update"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scop:
+    """All statements of a program, the arrays they touch and the sizes they depend on.
+
+    statements: in source order, a reduction's init before its update
+    context:    `[N] -> { : ... }`, what is known of the symbolic sizes
+    """
+
+    name: str
+    sizes: tuple[str, ...]
+    context: isl.Set
+    arrays: tuple[Array, ...]
+    statements: tuple[Statement, ...]
+
+    def statement(self, name: str) -> Statement:
+        return next(s for s in self.statements if s.name == name)
+
+    def array(self, name: str) -> Array:
+        return next(a for a in self.arrays if a.name == name)
+
+    def writers(self, array: str) -> tuple[Statement, ...]:
+        return tuple(s for s in self.statements if s.array == array)

@@ -1,0 +1,228 @@
+"""Where each array lives: the whole array, a buffer private to one iteration of some loops, or a few planes.
+
+After scheduling, an array that is only used within single iterations of its enclosing loops shrinks to the box
+that one iteration touches, and one that a serial loop steps through keeps only as many planes as are alive at
+once. A plan is a proposal: `legality.prove` checks it against every value's lifetime. Sources: [Lefebvre98] for
+modulo folding, [PPCG13] for boxes per iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import islpy as isl
+
+from polyopt.dsl.affine import Affine, AxisRef, constant
+from polyopt.poly.dependence import Dependence, Dependences
+from polyopt.poly.distance import DistanceTester
+from polyopt.poly.scop import Array, Scop
+from polyopt.poly.space import Space, affine_from_aff
+from polyopt.poly.tree import Leaf, Loop, Sequence as TreeSequence, Tree, statements
+
+_IN, _OUT = isl.dim_type.in_, isl.dim_type.out
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The buffer of one array.
+
+    scope:   names of the loops around the buffer, outermost first; empty for a buffer that lives for the call
+    offset:  per dimension, the first element held, affine in the scope's loop names (as axes)
+    extent:  per dimension, elements held
+    modulo:  per dimension, the folding modulus; None where elements are not folded
+    """
+
+    array: str
+    scope: tuple[str, ...]
+    offset: tuple[Affine, ...]
+    extent: tuple[Affine, ...]
+    modulo: tuple[int | None, ...]
+
+    @property
+    def is_folded(self) -> bool:
+        return any(m is not None for m in self.modulo)
+
+    def __str__(self) -> str:
+        where = f"private to an iteration of {self.scope[-1]}" if self.scope else "whole call"
+        shape = ", ".join(f"{e}" if m is None else f"{m} planes" for e, m in zip(self.extent, self.modulo, strict=True))
+        return f"{self.array}[{shape}]: {where}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoragePlan:
+    """Storage of every local array."""
+
+    buffers: tuple[Storage, ...]
+
+    def of(self, array: str) -> Storage | None:
+        return next((b for b in self.buffers if b.array == array), None)
+
+    def __str__(self) -> str:
+        return "\n".join(str(b) for b in self.buffers) or "no temporaries"
+
+
+def decide(scop: Scop, dependences: Dependences, tree: Tree) -> StoragePlan:
+    """The smallest storage found for each local array under the final schedule."""
+    planner = _Planner(scop, dependences, DistanceTester.of(scop))
+    return StoragePlan(tuple(planner.storage(array, tree) for array in scop.arrays if array.role == "local"))
+
+
+def whole(array: Array) -> Storage:
+    """All elements, for the whole call."""
+    rank = len(array.shape)
+    return Storage(array.name, (), (constant(0),) * rank, array.shape, (None,) * rank)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    scop: Scop
+    dependences: Dependences
+    tester: DistanceTester
+
+    def storage(self, array: Array, tree: Tree) -> Storage:
+        users = [
+            s.name
+            for s in self.scop.statements
+            if s.array == array.name or any(a.read.tensor == array.name for a in s.reads)
+        ]
+        if not users:
+            return whole(array)
+        own = [d for d in (*self.dependences.ordered, *self.dependences.reductions) if d.array == array.name]
+        scope = self.private_scope(users, own, tree)
+        if scope:
+            return self.boxed(array, users, scope)
+        return self.folded(array, users, own, tree)
+
+    def private_scope(self, users: Sequence[str], own: Sequence[Dependence], tree: Tree) -> list[Loop]:
+        """The loops around all users in each iteration of which every value is made and used."""
+        scope: list[Loop] = []
+        for loop in common_loops(tree, users):
+            rows = {name: loop.row(name) for name in users}
+            if loop.kind in ("vector", "unrolled") or not self.tester.is_coincident(own, rows):
+                break
+            scope.append(loop)
+        return scope
+
+    def boxed(self, array: Array, users: Sequence[str], scope: Sequence[Loop]) -> Storage:
+        """The box that one iteration of the scope touches; the whole extent where no constant size was found."""
+        if not array.shape:
+            return Storage(array.name, tuple(loop.name for loop in scope), (), (), ())
+        touched = self.touched(array, users, scope)
+        hull = touched.get_range_simple_fixed_box_hull()
+        if not hull.is_valid():
+            offset, extent = (constant(0),) * len(array.shape), array.shape
+        else:
+            offset = tuple(self.offset(hull.get_offset().get_at(d), scope) for d in range(len(array.shape)))
+            extent = tuple(constant(int(hull.get_size().get_at(d).to_python())) for d in range(len(array.shape)))
+        return Storage(array.name, tuple(loop.name for loop in scope), offset, extent, (None,) * len(array.shape))
+
+    @staticmethod
+    def offset(aff: isl.Aff, scope: Sequence[Loop]) -> Affine:
+        for position, loop in enumerate(scope):
+            aff = aff.set_dim_name(_IN, position, loop.name)
+        return affine_from_aff(aff)
+
+    def touched(self, array: Array, users: Sequence[str], scope: Sequence[Loop]) -> isl.Map:
+        """`{ [rows of the scope] -> array[element] }`"""
+        result: isl.Map | None = None
+        for name in users:
+            statement = self.scop.statement(name)
+            relations = [a.relation for a in statement.reads if a.read.tensor == array.name]
+            if statement.array == array.name:
+                relations.append(statement.write)
+            space = Space(statement.name, statement.axes, self.scop.sizes)
+            outer = isl.Map.from_domain_and_range(space.universe(), Space("", (), self.scop.sizes).universe())
+            for loop in scope:
+                outer = outer.flat_range_product(isl.Map.from_aff(space.aff(loop.row(name))))
+            for relation in relations:
+                one = relation.apply_domain(outer.intersect_domain(statement.domain))
+                result = one if result is None else result | one
+        assert result is not None, "an array with users is touched"
+        return result.coalesce()
+
+    def folded(self, array: Array, users: Sequence[str], own: Sequence[Dependence], tree: Tree) -> Storage:
+        """A modulus for the dimension that a serial loop around the array's recurrence steps through."""
+        planes = self.planes(array, own, tree)
+        if planes is None:
+            return whole(array)
+        dimension, modulus = planes
+        extent = array.shape[dimension]
+        if not extent.is_constant or extent.constant <= modulus:
+            return whole(array)
+        shape = tuple(constant(modulus) if d == dimension else e for d, e in enumerate(array.shape))
+        modulo = tuple(modulus if d == dimension else None for d in range(len(array.shape)))
+        return Storage(array.name, (), (constant(0),) * len(array.shape), shape, modulo)
+
+    def planes(self, array: Array, own: Sequence[Dependence], tree: Tree) -> tuple[int, int] | None:
+        """(dimension, planes alive at once) for the outermost serial loop that writes plane after plane."""
+        writers = [s for s in self.scop.writers(array.name)]
+        for loop in _serial_loops(tree):
+            inside = [s for s in writers if s.name in loop.statements]
+            if not inside:
+                continue
+            for dimension in range(len(array.shape)):
+                if not all(self.steps_through(s.name, loop, dimension) for s in inside):
+                    continue
+                delays = [
+                    self.delay(d, loop)
+                    for d in own
+                    if d.source in loop.statements and d.target in loop.statements
+                ]
+                if delays and all(delay is not None for delay in delays):
+                    return dimension, max(delay for delay in delays if delay is not None) + 1
+        return None
+
+    def steps_through(self, name: str, loop: Loop, dimension: int) -> bool:
+        """Whether the written subscript is the loop's row plus a constant."""
+        subscript = self.scop.statement(name).subscripts[dimension]
+        if not isinstance(subscript, Affine):
+            return False
+        difference = subscript - loop.row(name)
+        return difference.is_constant and any(isinstance(atom, AxisRef) for atom, _ in subscript.terms)
+
+    def delay(self, dependence: Dependence, loop: Loop) -> int | None:
+        """The greatest distance of a dependence along a loop."""
+        source = self.tester.row_map(dependence.source, loop.row(dependence.source))
+        target = self.tester.row_map(dependence.target, loop.row(dependence.target))
+        deltas = dependence.relation.apply_domain(source).apply_range(target).deltas()
+        if deltas.dim(isl.dim_type.param):
+            greatest = deltas.dim_max(0)
+            if greatest.n_piece() != 1 or not greatest.is_cst():
+                return None
+            value = affine_from_aff(greatest.get_pieces()[0][1])
+            return value.constant if value.is_constant else None
+        value = deltas.dim_max_val(0)
+        return int(value.to_python()) if value.is_int() else None
+
+
+def common_loops(tree: Tree, names: Sequence[str]) -> Iterator[Loop]:
+    """The loops around all of the statements, outermost first."""
+    wanted = set(names)
+    node = tree
+    while True:
+        match node:
+            case Loop():
+                yield node
+                node = node.body
+            case TreeSequence(children):
+                inside = [child for child in children if wanted <= set(statements(child))]
+                if not inside:
+                    return
+                node = inside[0]
+            case Leaf():
+                return
+
+
+def _serial_loops(tree: Tree) -> Iterator[Loop]:
+    match tree:
+        case Loop(coincident=False, reduction=False):
+            yield tree
+            yield from _serial_loops(tree.body)
+        case Loop():
+            yield from _serial_loops(tree.body)
+        case TreeSequence(children):
+            for child in children:
+                yield from _serial_loops(child)
+        case Leaf():
+            return

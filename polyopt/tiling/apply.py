@@ -1,0 +1,81 @@
+"""Rewrites a loop tree as a tiling plan says: strip-mines, moves point loops innermost, marks lanes.
+
+Only coincident loops move: every dependence inside has distance zero along them, so any order of theirs is legal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from polyopt.dsl.affine import Affine
+from polyopt.poly.tree import Leaf, Loop, LoopKind, Sequence, Tree, statements
+from polyopt.tiling.plan import NestPlan, TilingPlan
+
+
+def apply(tree: Tree, plan: TilingPlan) -> Tree:
+    """The tiled tree; loops of `tree` have unique names."""
+    return _visit(tree, {nest.chain[0]: nest for nest in plan.nests})
+
+
+def _visit(tree: Tree, nests: dict[str, NestPlan]) -> Tree:
+    match tree:
+        case Leaf():
+            return tree
+        case Sequence(children):
+            return Sequence(tuple(_visit(child, nests) for child in children))
+        case Loop(name=name):
+            if name in nests:
+                return _apply_nest(tree, nests[name], nests)
+            return replace(tree, body=_visit(tree.body, nests))
+        case _:
+            assert_never(tree)
+
+
+def _apply_nest(tree: Loop, nest: NestPlan, nests: dict[str, NestPlan]) -> Tree:
+    chain: dict[str, Loop] = {}
+    body: Tree = tree
+    for name in nest.chain:
+        assert isinstance(body, Loop) and body.name == name, f"the plan's chain follows the tree at {name}"
+        chain[name] = body
+        body = body.body
+    body = _visit(body, {head: inner for head, inner in nests.items() if head != nest.chain[0]})
+    points = [name for name, _ in nest.tiles if name not in (nest.rows, nest.vector)]
+    inner = [*points, *(name for name in (nest.rows, nest.vector) if name is not None)]
+    for name in reversed(inner):
+        kind: LoopKind = "vector" if name == nest.vector else "unrolled" if name == nest.rows else "serial"
+        body = _sink(replace(chain[name], kind=kind), body)
+    for name in reversed(nest.order):
+        size = nest.tile(name)
+        if size is not None:
+            body = _tile_loop(chain[name], size, body)
+        elif name not in inner:
+            body = replace(chain[name], body=body)
+    return body
+
+
+def _tile_loop(loop: Loop, size: int, body: Tree) -> Loop:
+    """The loop over the first points of the tiles of `loop`."""
+    rows = tuple((name, (row // size) * size) for name, row in loop.rows)
+    return replace(loop, name=f"{loop.name}_tile", rows=rows, body=body)
+
+
+def _sink(loop: Loop, body: Tree) -> Tree:
+    """`loop` around every statement of `body`, inside all of its loops but those moved before."""
+    match body:
+        case Leaf(statement):
+            return replace(loop, rows=_restricted(loop, (statement,)), body=body)
+        case Sequence(children):
+            if all(isinstance(child, Leaf) for child in children):
+                return replace(loop, rows=_restricted(loop, statements(body)), body=body)
+            return Sequence(tuple(_sink(loop, child) for child in children))
+        case Loop(kind="vector" | "unrolled"):
+            return replace(loop, rows=_restricted(loop, statements(body)), body=body)
+        case Loop():
+            return replace(body, body=_sink(loop, body.body))
+        case _:
+            assert_never(body)
+
+
+def _restricted(loop: Loop, names: tuple[str, ...]) -> tuple[tuple[str, Affine], ...]:
+    return tuple((name, row) for name, row in loop.rows if name in names)

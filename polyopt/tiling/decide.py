@@ -1,0 +1,185 @@
+"""Which loops are tiled, which axis becomes lanes, and which tile lives in registers.
+
+Each maximal chain of coincident loops is one nest. If its heaviest statements are best read along a loop of the
+chain, that loop's points move innermost and become lanes, with a register tile where a reduction inside can
+reuse its operands; otherwise the loops inside the chain are planned on their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from polyopt.dsl.ir import DataIndex
+from polyopt.poly.roles import Roles
+from polyopt.poly.scop import Scop, Statement
+from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
+from polyopt.poly.tree import Sequence as TreeSequence
+from polyopt.target import Target
+from polyopt.tiling.cost import axis_of, lane_score, register_tiles
+from polyopt.tiling.extents import Extents
+from polyopt.tiling.plan import NestPlan, TilingPlan
+
+STRIP = 4096
+"""Points of a vector loop that is cut so that its pieces can run in parallel."""
+
+
+def decide(scop: Scop, tree: Tree, target: Target) -> TilingPlan:
+    """A plan for every nest of the tree; the tree's loops have unique names."""
+    planner = _Planner(scop, Roles.of(scop), Extents(scop), target)
+    return TilingPlan(tuple(planner.plans(tree)))
+
+
+@dataclass(slots=True)
+class _Planner:
+    scop: Scop
+    roles: Roles
+    extents: Extents
+    target: Target
+
+    def plans(self, tree: Tree) -> Iterator[NestPlan]:
+        match tree:
+            case Leaf():
+                return
+            case TreeSequence(children):
+                for child in children:
+                    yield from self.plans(child)
+            case Loop(coincident=True):
+                yield from self.nest(tree)
+            case Loop():
+                if tree.reduction and not any(loops(tree.body)):
+                    yield self.reduction(tree)
+                else:
+                    yield from self.plans(tree.body)
+
+    # -- innermost reductions ----------------------------------------------------------------------------------
+
+    def reduction(self, loop: Loop) -> NestPlan:
+        score = self.score(loop, loop.statements)
+        if score is None:
+            return self.scalar((loop,), "updates may meet in one element")
+        if score < 0:
+            return self.scalar((loop,), "lanes would gather")
+        return NestPlan((loop.name,), (loop.name,), (), None, loop.name, "lanes hold partial results")
+
+    def scalar(self, chain: Sequence[Loop], reason: str) -> NestPlan:
+        names = tuple(loop.name for loop in chain)
+        return NestPlan(names, names, (), None, None, reason)
+
+    # -- chains of coincident loops ----------------------------------------------------------------------------
+
+    def nest(self, head: Loop) -> Iterator[NestPlan]:
+        chain, body = _chain(head)
+        heavy = self.heavy(statements(body))
+        inside = [loop for loop in loops(body) if not any(loops(loop.body)) and set(loop.statements) & set(heavy)]
+        best = max(chain, key=lambda loop: (self.lane_worth(loop, heavy), chain.index(loop)))
+        inner_worth = max((self.lane_worth(loop, heavy) for loop in inside), default=float("-inf"))
+        if inside and inner_worth >= self.lane_worth(best, heavy):
+            yield self.scalar(chain, "the loops inside suit lanes better")
+            yield from self.plans(body)
+            return
+        if inside:
+            yield self.over_reduction(chain, best, heavy)
+        else:
+            yield self.pointwise(chain, best, heavy)
+
+    def heavy(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The statements with the most dimensions."""
+        depth = max(len(self.roles.by_statement[name].axes) for name in names)
+        return tuple(name for name in names if len(self.roles.by_statement[name].axes) == depth)
+
+    def lane_worth(self, loop: Loop, heavy: Sequence[str]) -> float:
+        score = self.score(loop, [name for name in heavy if name in loop.statements])
+        return float("-inf") if score is None else score
+
+    def score(self, loop: Loop, names: Sequence[str]) -> float | None:
+        """Mean worth of lanes along the loop; None where lanes would be wrong or no row is an axis alone."""
+        scores = []
+        for name in names:
+            statement = self.roles.statements[name]
+            axis = axis_of(loop.row(name))
+            if axis is None or not _lanes_are_legal(loop, statement):
+                return None
+            scores.append(lane_score(statement, axis))
+        return sum(scores) / len(scores) if scores else None
+
+    def lanes(self, names: Sequence[str]) -> int:
+        """Lanes of the widest element that the statements touch."""
+        bits = max(
+            self.roles.arrays[array].dtype.bits
+            for name in names
+            for array in self.arrays_of(self.roles.statements[name])
+        )
+        return self.target.lanes(bits)
+
+    @staticmethod
+    def arrays_of(statement: Statement) -> tuple[str, ...]:
+        return (statement.array, *(access.read.tensor for access in statement.reads))
+
+    def extent(self, loop: Loop, names: Sequence[str]) -> int:
+        return max(self.extents.row(name, loop.row(name)) for name in names if name in loop.statements)
+
+    def over_reduction(self, chain: Sequence[Loop], vector: Loop, heavy: Sequence[str]) -> NestPlan:
+        """Lanes along a free axis around a reduction: a register tile, two-dimensional where operands are reused."""
+        names = tuple(loop.name for loop in chain)
+        lanes, width = self.lanes(heavy), self.extent(vector, heavy)
+        rows = self.reused_rows(chain, vector, heavy)
+        height = self.extent(rows, heavy) if rows else 1
+        tiles = register_tiles(self.target.vector_registers, lanes, height, width)
+        _, row_points, vectors = max(t for t in tiles if rows is not None or t[1] == 1)
+        order = [name for name in names if name != vector.name] + [vector.name]
+        chosen = [(vector.name, vectors * lanes)]
+        if rows is not None and row_points > 1:
+            chosen.insert(0, (rows.name, row_points))
+        else:
+            rows = None
+        reason = (
+            f"{row_points} x {vectors * lanes} accumulators stay in registers over the reduction"
+            if rows
+            else f"{vectors * lanes} accumulators stay in registers over the reduction"
+        )
+        return NestPlan(names, tuple(order), tuple(chosen), rows.name if rows else None, vector.name, reason)
+
+    def reused_rows(self, chain: Sequence[Loop], vector: Loop, heavy: Sequence[str]) -> Loop | None:
+        """The innermost other loop along which some operand of a contraction is reused."""
+        for loop in reversed(chain):
+            if loop is vector:
+                continue
+            for name in heavy:
+                shape = self.roles.by_statement[name]
+                axis = axis_of(loop.row(name))
+                if shape.contraction and any(axis in reuse for reuse in shape.reuse):
+                    return loop
+        return None
+
+    def pointwise(self, chain: Sequence[Loop], vector: Loop, heavy: Sequence[str]) -> NestPlan:
+        """Lanes along a loop with nothing inside; a lone long loop is cut so that its pieces can run in parallel."""
+        names = tuple(loop.name for loop in chain)
+        if not self.is_vectorizable(vector, heavy):
+            return self.scalar(chain, "no loop scans an axis alone")
+        order = tuple(name for name in names if name != vector.name)
+        others = 1
+        for loop in chain:
+            if loop is not vector:
+                others *= self.extent(loop, heavy)
+        if others < 8 and self.extent(vector, heavy) >= 2 * STRIP:
+            tiles = ((vector.name, STRIP),)
+            return NestPlan(names, (*order, vector.name), tiles, None, vector.name, "strips can run in parallel")
+        return NestPlan(names, order, (), None, vector.name, "unit stride in the lanes")
+
+    def is_vectorizable(self, vector: Loop, heavy: Sequence[str]) -> bool:
+        return self.lane_worth(vector, heavy) > float("-inf")
+
+
+def _chain(head: Loop) -> tuple[list[Loop], Tree]:
+    chain = [head]
+    while isinstance(chain[-1].body, Loop) and chain[-1].body.coincident:
+        chain.append(chain[-1].body)
+    return chain, chain[-1].body
+
+
+def _lanes_are_legal(loop: Loop, statement: Statement) -> bool:
+    """Along a coincident loop lanes never meet; along a reduction they must all update one known element."""
+    if loop.coincident or not statement.is_update:
+        return True
+    return not any(isinstance(subscript, DataIndex) for subscript in statement.subscripts)

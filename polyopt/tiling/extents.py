@@ -1,0 +1,52 @@
+"""Trip counts as the cost models see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import islpy as isl
+
+from polyopt.dsl.affine import Affine, AxisRef
+from polyopt.poly.scop import Scop
+
+ASSUMED = 512
+"""Extent assumed where a size is symbolic."""
+
+
+@dataclass(slots=True)
+class Extents:
+    """Extents of the axes of a scop's statements: of the bounding box of the domain, in points."""
+
+    scop: Scop
+    _known: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def axis(self, statement: str, name: str) -> int:
+        key = (statement, name)
+        if key not in self._known:
+            self._known[key] = self._measure(statement, name)
+        return self._known[key]
+
+    def _measure(self, statement: str, name: str) -> int:
+        found = self.scop.statement(statement)
+        position = found.axes.index(name)
+        if found.domain.dim(isl.dim_type.param):
+            return ASSUMED
+        low, high = found.domain.dim_min_val(position), found.domain.dim_max_val(position)
+        if not (low.is_int() and high.is_int()):
+            return ASSUMED
+        return max(0, int(high.to_python()) - int(low.to_python()) + 1)
+
+    def row(self, statement: str, row: Affine) -> int:
+        """Number of values of a loop's row: the sum over its axes for a skewed one."""
+        total = 0
+        for atom, coefficient in row.terms:
+            if isinstance(atom, AxisRef):
+                total += abs(coefficient) * self.axis(statement, atom.name)
+        return max(total, 1)
+
+    def instances(self, statement: str) -> int:
+        """Points of the bounding box of a statement's domain."""
+        total = 1
+        for name in self.scop.statement(statement).axes:
+            total *= self.axis(statement, name)
+        return total

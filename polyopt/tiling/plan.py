@@ -1,0 +1,49 @@
+"""What tiling decided for each nest: tile sizes, the vector axis, the register tile, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NestPlan:
+    """Decisions for a chain of coincident loops, or for one innermost reduction loop.
+
+    chain:          names of the loops, outermost first, before tiling
+    order:          the chain's loops as they will run, outermost first; a tiled one stands for its tile loop
+    tiles:          points per tile of each tiled loop; its point loop moves innermost
+    rows:           the loop whose points are unrolled into a register tile; None without one
+    vector:         the loop whose points become lanes; None where no loop may or should
+    kept_bytes:     what one tile touches, in bytes; 0 where unknown
+    reason:         one sentence
+    """
+
+    chain: tuple[str, ...]
+    order: tuple[str, ...]
+    tiles: tuple[tuple[str, int], ...]
+    rows: str | None
+    vector: str | None
+    reason: str
+    kept_bytes: int = 0
+
+    def tile(self, loop: str) -> int | None:
+        return dict(self.tiles).get(loop)
+
+    def __str__(self) -> str:
+        parts = [f"nest {', '.join(self.chain)}:"]
+        if self.tiles:
+            parts.append("tiles " + ", ".join(f"{name} by {size}" for name, size in self.tiles) + ";")
+        if self.rows:
+            parts.append(f"register rows {self.rows};")
+        parts.append(f"vector {self.vector};" if self.vector else "no vector loop;")
+        return " ".join(parts) + f" {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class TilingPlan:
+    """One plan per nest, in order of the tree."""
+
+    nests: tuple[NestPlan, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(str(nest) for nest in self.nests) or "nothing to tile"
