@@ -6,6 +6,7 @@ The calling convention is that of `codegen_c.abi`: one pointer to a block of wor
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from polyopt import dtypes
-from polyopt.codegen_c.abi import ALIGNMENT, ERROR_RECORD_WORDS
+from polyopt.codegen_c.abi import ALIGNMENT, ERROR_RECORD_WORDS, FIRST_ARGUMENT
 from polyopt.dtypes import DType
 from polyopt.errors import BoundsError, Span
 from polyopt.runtime import extent, jit
@@ -168,7 +169,7 @@ class Kernel:
 class BoundKernel:
     """A kernel whose sizes are known. Calling it releases the GIL while the kernel runs."""
 
-    __slots__ = ("_block", "_function", "_has_sites", "_is_parallel", "_parameters", "_private", "_shared", "kernel")
+    __slots__ = ("_function", "_has_sites", "_is_parallel", "_pack", "_parameters", "_private", "_shared", "kernel")
 
     def __init__(self, kernel: Kernel, parameters: tuple[int, ...]) -> None:
         info = kernel.info
@@ -179,7 +180,7 @@ class BoundKernel:
         self._private = extent.evaluate(info.private_bytes, sizes)
         self._is_parallel = info.is_parallel
         self._has_sites = bool(info.sites)
-        self._block = ctypes.c_int64 * (4 + len(info.arguments) + len(parameters) + ERROR_RECORD_WORDS)
+        self._pack = struct.Struct(f"={FIRST_ARGUMENT + len(info.arguments) + len(parameters)}q").pack
         self._function = _ENTRY(kernel.address)
 
     def __call__(self, pointers: Sequence[int]) -> None:
@@ -191,18 +192,19 @@ class BoundKernel:
         pool = POOLS.current() if self._is_parallel else SERIAL
         needed = self._shared + pool.slots * self._private
         workspace = _WORKSPACE.reserve(needed) if needed else 0
-        block = self._block(pool.run, workspace, 0, pool.slots, *pointers, *self._parameters)
         if not self._has_sites:
-            self._function(block)
+            self._function(self._pack(pool.run, workspace, 0, pool.slots, *pointers, *self._parameters))
             return
-        block[2] = ctypes.addressof(block) + ctypes.sizeof(block) - 8 * ERROR_RECORD_WORDS
-        self._function(block)
-        if block[-ERROR_RECORD_WORDS]:
-            site, index, length = block[-ERROR_RECORD_WORDS:]
+        record = _RECORD()
+        error_address = ctypes.addressof(record)
+        self._function(self._pack(pool.run, workspace, error_address, pool.slots, *pointers, *self._parameters))
+        if record[0]:
+            site, index, length = record
             raise _bounds_error(self.kernel.info.sites[site - 1], index, length)
 
 
-_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_RECORD = ctypes.c_int64 * ERROR_RECORD_WORDS
 
 
 class _Workspace(threading.local):

@@ -1,0 +1,329 @@
+"""The caller's arrays: seen as NumPy arrays without a copy, checked, and results given back in the caller's kind."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polyopt import dtypes
+from polyopt.dtypes import DType
+from polyopt.errors import ArgumentError, DTypeError, ShapeError
+from polyopt.runtime.kernel import ArrayInfo
+
+Array = np.ndarray[Any, Any]
+Wrap = Callable[[Array], Any]
+Layout = tuple[int, ...] | None
+
+MAX_BYTES = 1 << 47
+"""What an address space can hold; a larger result is refused before anybody tries to allocate it."""
+_ENUMERATED_ELEMENTS = 1 << 20
+_OVERLAP_WORK = 1000
+_CPU_DEVICES = (1, 3, 13)
+"""DLPack's numbers of devices whose memory the processor can read: CPU, CUDA host, CUDA managed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """One argument of a call.
+
+    array: the argument's elements, never a copy, except where the caller's value was no array (a Python scalar)
+    wrap:  makes an array of the caller's kind from a NumPy array; None for NumPy itself and for scalars
+    """
+
+    array: Array
+    wrap: Wrap | None = None
+
+
+# --- what comes in --------------------------------------------------------------------------------------------
+
+
+def is_on_device(value: object) -> bool:
+    """Whether `value` is an array in the memory of a GPU."""
+    if isinstance(value, np.ndarray | int | float):
+        return False
+    if hasattr(value, "__cuda_array_interface__") and not _is_torch(value):
+        return True
+    device = getattr(value, "__dlpack_device__", None)
+    return device is not None and device()[0] not in _CPU_DEVICES
+
+
+def accept(value: Any, name: str) -> Given:
+    """`value` as a NumPy array of a supported dtype, in the same memory.
+
+    Accepted: NumPy arrays and scalars, PyTorch tensors, whatever has DLPack or `__array_interface__`, Python numbers.
+    Raises `ArgumentError` for other values, masked arrays and tensors that require grad, `DTypeError` for a dtype.
+    """
+    if type(value) is np.ndarray:
+        given = Given(value)
+    elif isinstance(value, np.ma.MaskedArray):
+        raise ArgumentError(
+            f"argument '{name}' is a masked array",
+            why="the mask would be ignored",
+            fix="pass x.filled(...), and the mask as an argument of its own",
+            facts={"argument": name},
+        )
+    elif isinstance(value, np.ndarray | np.generic | bool | int | float):
+        given = Given(np.asarray(value))
+    elif _is_torch(value):
+        given = _accept_torch(value, name)
+    else:
+        given = _accept_protocol(value, name)
+    check_dtype(given.array, name)
+    return given
+
+
+def check_dtype(array: Array, name: str) -> DType:
+    """The dtype of an argument. Raises `DTypeError`, with the argument's name, for one that polyopt does not have."""
+    try:
+        return dtypes.from_numpy(array.dtype)
+    except DTypeError as error:
+        raise DTypeError(
+            f"argument '{name}': {error.what}",
+            why=error.why,
+            fix=error.fix,
+            facts={**error.facts, "argument": name},
+        ) from None
+
+
+def _accept_protocol(value: Any, name: str) -> Given:
+    if hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__"):
+        return Given(_view(value, name), _maker(value))
+    raise ArgumentError(
+        f"argument '{name}' is a {type(value).__name__}, which is no array",
+        why="arrays are NumPy arrays, PyTorch tensors, and what has DLPack or __array_interface__",
+        fix=f"np.asarray({name})",
+        facts={"argument": name, "type": type(value).__name__},
+    )
+
+
+def _view(value: Any, name: str) -> Array:
+    """The memory of a foreign array. DLPack has no bfloat16 in NumPy, so the array interface is the second try."""
+    failure: Exception | None = None
+    if hasattr(value, "__dlpack__"):
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            failure = error
+    if hasattr(value, "__array_interface__") or hasattr(value, "__array__"):
+        return np.asarray(value)
+    raise ArgumentError(
+        f"the memory of argument '{name}', a {type(value).__name__}, cannot be read",
+        why=str(failure),
+        fix=f"convert it to a NumPy array first: np.asarray({name})",
+        facts={"argument": name},
+    ) from failure
+
+
+def _maker(value: Any) -> Wrap | None:
+    """What turns a NumPy array into an array of the library of `value`; None where that library has no way."""
+    namespace = value.__array_namespace__() if hasattr(value, "__array_namespace__") else None
+    if namespace is None or namespace is np:
+        return None
+
+    def wrap(array: Array) -> Any:
+        has_dlpack = hasattr(namespace, "from_dlpack") and array.dtype.name != "bfloat16"
+        return namespace.from_dlpack(array) if has_dlpack else namespace.asarray(array)
+
+    return wrap
+
+
+def _is_torch(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _accept_torch(tensor: Any, name: str) -> Given:
+    import torch
+
+    if tensor.requires_grad:
+        raise ArgumentError(
+            f"the tensor '{name}' requires grad",
+            why="polyopt computes no gradients, so the result would silently be cut from the graph",
+            fix=f"{name}.detach()",
+            facts={"argument": name},
+        )
+    if tensor.layout is not torch.strided:
+        raise ArgumentError(f"the tensor '{name}' is sparse", fix=f"{name}.to_dense()", facts={"argument": name})
+    if tensor.is_complex():
+        raise _complex_error(name, str(tensor.dtype))
+    if tensor.is_neg():
+        raise ArgumentError(
+            f"the tensor '{name}' is a lazily negated view",
+            fix=f"{name}.resolve_neg()",
+            facts={"argument": name},
+        )
+    if tensor.dtype == torch.bfloat16:
+        bits: Array = tensor.view(torch.int16).numpy()
+        return Given(bits.view(dtypes.bf16.numpy), _as_torch)
+    return Given(tensor.numpy(), _as_torch)
+
+
+def _as_torch(array: Array) -> Any:
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _complex_error(name: str, dtype: str) -> DTypeError:
+    return DTypeError(
+        f"argument '{name}': dtype {dtype} is not supported",
+        why="there are no complex dtypes",
+        fix="pass the real and the imaginary part as two arguments",
+        facts={"dtype": dtype, "argument": name},
+    )
+
+
+def scalar(value: Any, dtype: DType, name: str) -> Array:
+    """A run-time scalar, a Python or NumPy number or a 0-d array, as a 0-d array of `dtype`.
+
+    Raises `DTypeError` where the kind does not fit (a float for an integer) and `ArgumentError` where the value does
+    not (300 for an i8, an array with dimensions).
+    """
+    array = accept(value, name).array
+    if array.ndim:
+        raise ArgumentError(
+            f"the scalar '{name}' was given an array of shape {array.shape}",
+            fix=f"pass one number, or annotate '{name}' as a tensor",
+            facts={"argument": name, "shape": array.shape},
+        )
+    given = dtypes.from_numpy(array.dtype)
+    if _KIND_ORDER[given.kind] > _KIND_ORDER[dtype.kind]:
+        raise wrong_dtype(name, dtype, array.dtype)
+    try:
+        return np.array(array.item(), dtype.numpy)
+    except OverflowError:
+        raise ArgumentError(
+            f"the scalar '{name}' is {value}, which does not fit in {dtype}",
+            facts={"argument": name, "value": value, "dtype": dtype.name},
+        ) from None
+
+
+_KIND_ORDER = {"b": 0, "u": 1, "i": 1, "f": 2}
+
+
+def wrong_dtype(name: str, wanted: DType, found: np.dtype[Any]) -> DTypeError:
+    """The error for an argument of another dtype than the signature says."""
+    return DTypeError(
+        f"argument '{name}' has dtype {found}, but the signature says {wanted}",
+        fix=f"{name}.astype({str(wanted.numpy.name)!r}), or change the annotation",
+        facts={"argument": name, "dtype": str(found), "expected": wanted.name},
+    )
+
+
+# --- layouts --------------------------------------------------------------------------------------------------
+
+
+def layout(array: Array) -> Layout:
+    """The byte strides that a kernel is compiled for; None where the array is C-contiguous.
+
+    Steps along dimensions of one element say nothing and count as 0.
+    """
+    if array.flags.c_contiguous:
+        return None
+    return tuple(0 if extent <= 1 else stride for extent, stride in zip(array.shape, array.strides))
+
+
+def aligned(array: Array) -> Array:
+    """The array, or a copy of it where elements lie at addresses that are no multiple of their size."""
+    return array if array.flags.aligned else array.copy()
+
+
+# --- results --------------------------------------------------------------------------------------------------
+
+
+def check_size(info: ArrayInfo, shape: tuple[int, ...]) -> None:
+    """Raise `ShapeError` where a result of `shape` cannot exist: a negative extent, or more than an address space."""
+    needed = math.prod(shape) * info.dtype.itemsize
+    if min(shape, default=0) >= 0 and needed < MAX_BYTES:
+        return
+    raise ShapeError(
+        f"result '{info.name}' would have the shape {shape}",
+        why=f"that is {needed} bytes, more than an address space holds" if needed > 0 else "an extent is negative",
+        facts={"result": info.name, "shape": shape},
+    )
+
+
+def check_out(out: Array, name: str, dtype: DType, shape: tuple[int, ...]) -> None:
+    """Raise unless a result can be written to `out`: `DTypeError`, `ShapeError`, or `ArgumentError`."""
+    if out.dtype != dtype.numpy:
+        raise DTypeError(
+            f"out for '{name}' has dtype {out.dtype}, but the result is {dtype}",
+            fix=f"np.empty({shape}, {str(dtype.numpy.name)!r})",
+            facts={"result": name, "dtype": str(out.dtype), "expected": dtype.name},
+        )
+    if out.shape != shape:
+        raise ShapeError(
+            f"out for '{name}' has shape {out.shape}, but the result has shape {shape}",
+            facts={"result": name, "shape": out.shape, "expected": shape},
+        )
+    check_writable(out, name)
+
+
+def check_writable(out: Array, name: str) -> None:
+    """Raise `ArgumentError` where `out` is read-only or where two of its elements lie in the same memory."""
+    if not out.flags.writeable:
+        raise ArgumentError(f"out for '{name}' is read-only", fix="pass a writable array", facts={"result": name})
+    if overlaps_itself(out):
+        raise ArgumentError(
+            f"elements of out for '{name}' share memory",
+            why=f"its shape is {out.shape} and its strides are {out.strides} bytes",
+            fix="pass an array of its own, such as out.copy()",
+            facts={"result": name, "shape": out.shape, "strides": out.strides},
+        )
+
+
+def overlaps_itself(array: Array) -> bool:
+    """Whether two elements share bytes. Exact up to a million elements; above that, in doubt yes."""
+    if array.size <= 1:
+        return False
+    reach = array.itemsize
+    for stride, extent in sorted((abs(s), n) for s, n in zip(array.strides, array.shape) if n > 1):
+        if stride < reach:
+            return array.size > _ENUMERATED_ELEMENTS or _shares_bytes(array)
+        reach += stride * (extent - 1)
+    return False
+
+
+def _shares_bytes(array: Array) -> bool:
+    offsets: Any = np.zeros((), np.int64)
+    for stride, extent in zip(array.strides, array.shape):
+        offsets = np.add.outer(offsets, stride * np.arange(extent, dtype=np.int64))
+    return bool((np.diff(np.sort(offsets, axis=None)) < array.itemsize).any())
+
+
+def needs_temporary(out: Array, name: str, inputs: Mapping[str, Array], in_place: Sequence[tuple[str, str]]) -> bool:
+    """Whether the result `name` must be computed elsewhere and copied, because `out` shares memory with an input.
+
+    in_place: pairs (result, input) for which the kernel allows the very same memory
+    """
+    return any(
+        overlap(out, array) and not ((name, source) in in_place and is_same_memory(out, array))
+        for source, array in inputs.items()
+    )
+
+
+def overlap(left: Array, right: Array) -> bool:
+    """Whether two arrays share memory; where that is hard to decide, yes."""
+    if not np.may_share_memory(left, right):
+        return False
+    try:
+        return np.shares_memory(left, right, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]  # any work is allowed
+    except np.exceptions.TooHardError:
+        return True
+
+
+def is_same_memory(left: Array, right: Array) -> bool:
+    """Whether the arrays are element by element the same memory."""
+    return (
+        left.__array_interface__["data"][0] == right.__array_interface__["data"][0]
+        and left.shape == right.shape
+        and left.strides == right.strides
+        and left.dtype == right.dtype
+    )
