@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from polyopt.dsl.ir import Const, Op, Reducer
 from polyopt.dtypes import DType, bool_, f64, i64
@@ -32,7 +33,8 @@ def ints(*values: int | str | Expr) -> tuple[Expr, ...]:
 
 
 def op(name: str, *args: int | str | Expr, dtype: DType = i64) -> Op:
-    return Op(name, ints(*args), dtype)
+    operands: tuple[Any, ...] = ints(*args)  # `Op` is typed for programs, whose expressions have no loads
+    return Op(name, operands, dtype)
 
 
 def less(left: int | str | Expr, right: int | str | Expr) -> Op:
@@ -50,7 +52,7 @@ def store(
     return Store(statement, ints(*indices), buffer, ints(*indices), value, reducer)
 
 
-def loop(var: str, stop: int | str | Expr, body: Stmt, start: int | str | Expr = 0, **fields) -> For:
+def loop(var: str, stop: int | str | Expr, body: Stmt, start: int | str | Expr = 0, **fields: Any) -> For:
     return For(var, *ints(start, stop), body, **fields)
 
 
@@ -61,10 +63,10 @@ def argument(name: str, *shape: int | str, dtype: DType = f64) -> Buffer:
 def matmul(m: int = 5, n: int = 6, k: int = 4) -> LoopProgram:
     """y = relu(x @ w): parallel rows, a local accumulator row, vector columns."""
     acc = Buffer("acc", f64, ints(n), "local", aligned=True)
-    product = Op("mul", (load("x", "i", "k"), load("w", "k", "j")), f64)
+    product = op("mul", load("x", "i", "k"), load("w", "k", "j"), dtype=f64)
     update = replace(store("y_sum", "acc", ("j",), product, SUM), instance=ints("i", "j", "k"))
     start = replace(store("y_start", "acc", ("j",), Const(0.0, f64)), instance=ints("i", "j"))
-    relu = Op("maximum", (load("acc", "j"), Const(0.0, f64)), f64)
+    relu = op("maximum", load("acc", "j"), Const(0.0, f64), dtype=f64)
     row = Block(
         (
             loop("j", n, start, kind="vector"),
@@ -81,7 +83,7 @@ def matmul(m: int = 5, n: int = 6, k: int = 4) -> LoopProgram:
 def scan(n: int = 6) -> LoopProgram:
     """s[i] = s[i - 1] + x[i], by way of a workspace array; copied to the result."""
     before = load("t", op("sub", "i", 1), mask=less(0, "i"))
-    value = Op("add", (before, load("x", "i")), f64)
+    value = op("add", before, load("x", "i"), dtype=f64)
     body = Block(
         (
             loop("i", n, store("t_def", "t", ("i",), value)),

@@ -12,7 +12,7 @@ from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import bool_, f32, f64, i8, i64, u8
 from polyopt.errors import BoundsError, LegalityError, ShapeError
 from polyopt.loops.interpret import interpret
-from polyopt.loops.ir import Block, Buffer, Expr, LoopProgram, index_var
+from polyopt.loops.ir import Block, Buffer, Expr, For, LoopProgram, index_var
 from tests.loops.nests import SUM, argument, gather, guarded, ints, load, loop, matmul, op, scan, store
 
 RNG = np.random.default_rng(0)
@@ -39,8 +39,10 @@ def test_strided_arrays_and_symbolic_sizes():
 
 def test_shuffling_reveals_a_loop_that_is_not_parallel():
     wrong = scan(40)
-    first = replace(wrong.body.body[0], kind="parallel")
-    wrong = replace(wrong, body=Block((first, wrong.body.body[1])))
+    assert isinstance(wrong.body, Block)
+    first, second = wrong.body.body
+    assert isinstance(first, For)
+    wrong = replace(wrong, body=Block((replace(first, kind="parallel"), second)))
     with pytest.raises(LegalityError) as caught:
         interpret(wrong, {"x": np.ones(40), "s": np.empty(40)}, seed=1)
     assert caught.value.facts["rule"] == "uninitialised"
@@ -102,7 +104,7 @@ def test_values_have_exactly_their_dtype():
     assert run(Cast(third, f64), f64) == np.float32(1) / np.float32(3)
     assert run(Cast(Const((1 << 53) + 1, i64), f32), f32) == np.int64((1 << 53) + 1).astype(np.float32)
     assert run(Op("shl", (Const(1, i64), Const(70, i64)), i64), i64) == 0
-    assert run(Cast(Op("lt", (load("x", 0, dtype=i8), Const(3, i8)), bool_), i8), i8, x=np.array([2], np.int8)) == 1
+    assert run(Cast(op("lt", load("x", 0, dtype=i8), Const(3, i8), dtype=bool_), i8), i8, x=np.array([2], np.int8)) == 1
 
 
 def test_reducers_combine_with_what_is_there():

@@ -62,9 +62,9 @@ I, J = index_var("i"), index_var("j")
         (Op("not", (less(I, 3),), bool_), "~(i < 3)"),
         (Op("select", (less(I, 3), I, op("add", J, 1)), i64), "i if i < 3 else j + 1"),
         (op("minimum", I, op("add", J, 1)), "min(i, j + 1)"),
-        (Op("exp", (load("x", I),), f64), "exp(x[i])"),
-        (Op("pow", (load("x", I), Const(2.0, f64)), f64), "x[i]**2.0"),
-        (Cast(load("x", I), f32), "f32(x[i])"),
+        (op("exp", load("x", I), dtype=f64), "exp(x[i])"),
+        (op("pow", load("x", I), Const(2.0, f64), dtype=f64), "x[i]**2.0"),
+        (Cast(op("neg", load("x", I), dtype=f64), f32), "f32(-x[i])"),
         (Cast(Const(True, bool_), i32), "i32(True)"),
         (load("s"), "s[()]"),
         (Const(float("inf"), f32), "inf"),
@@ -77,7 +77,7 @@ def test_expressions_are_infix_with_only_the_needed_parentheses(expr, text):
 def test_updates_by_any_reducer():
     a, b = Var("a", f64), Var("b", f64)
     custom = Reducer("custom", f64, Const(0.0, f64), Op("add", (a, Op("mul", (b, b), f64)), f64))
-    value = Op("add", (load("x", "i"), Const(1.0, f64)), f64)
+    value = op("add", load("x", "i"), Const(1.0, f64), dtype=f64)
     for reducer, text in [
         (Reducer("max", f64, None), "m[()] max= x[i] + 1.0  # s"),
         (custom, "m[()] = m[()] + (x[i] + 1.0) * (x[i] + 1.0)  # s"),
