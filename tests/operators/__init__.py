@@ -1,0 +1,4 @@
+"""Everyday operators as equations, each with what NumPy computes.
+
+One module per family; `catalogue.OPERATORS` joins them.
+"""
