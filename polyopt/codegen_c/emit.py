@@ -1,0 +1,273 @@
+"""From a loop program to LLVM IR: the kernel, the bodies of its parallel loops, and what they need around them.
+
+The result is the text of a module with one external function, called as `abi` says. Loops are vectorised, unrolled
+and register-blocked here as the loop program asks; the module needs promotion of stack slots (SROA) and no other
+optimisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from polyopt.codegen_c import abi, vmath, workspace
+from polyopt.codegen_c.expressions import Context, Expressions
+from polyopt.codegen_c.flatten import trip_of
+from polyopt.codegen_c.lanes import LanePlanner
+from polyopt.codegen_c.llvm_text import Function, Module, Value
+from polyopt.codegen_c.memory import Place
+from polyopt.codegen_c.statements import Statements
+from polyopt.codegen_c.values import Linear, binary, compare, convert, int64, intrinsic, linear, scalar_of, splat
+from polyopt.dsl.ir import Const
+from polyopt.dtypes import DType
+from polyopt.loops.ir import Alloc, Buffer, Expr, For, LoopProgram, index_var, integer, walk
+
+Numerics = Literal["default", "strict", "fast"]
+
+# Chunks of a parallel loop: enough to balance any number of threads, and the same for each of them.
+MOST_CHUNKS = 4096
+
+_FLAGS: Mapping[str, str] = {"default": "contract ", "strict": "", "fast": "reassoc nsz arcp contract afn "}
+
+_REPORT = """define internal void @polyopt_report(ptr %words, i64 %site, i64 %index, i64 %extent) noinline cold {
+  %slot = getelementptr i64, ptr %words, i64 2
+  %record = load ptr, ptr %slot
+  %old = load i64, ptr %record
+  %free = icmp eq i64 %old, 0
+  br i1 %free, label %write, label %done
+write:
+  %number = add i64 %site, 1
+  store i64 %number, ptr %record
+  %where = getelementptr i64, ptr %record, i64 1
+  store i64 %index, ptr %where
+  %size = getelementptr i64, ptr %record, i64 2
+  store i64 %extent, ptr %size
+  br label %done
+done:
+  ret void
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LlvmModule:
+    """A kernel as LLVM IR.
+
+    text:          the module; neither triple nor data layout is set
+    entry:         symbol of the kernel, `void entry(ptr words)`, see `abi`
+    shared_bytes:  workspace that the threads share
+    private_bytes: workspace of each worker slot, behind the shared block
+                   (numbers for a static kernel, else i64 expressions over the program's sizes)
+    """
+
+    text: str
+    entry: str
+    shared_bytes: int | Expr
+    private_bytes: int | Expr
+
+
+def emit(program: LoopProgram, *, vector_bits: int, numerics: str = "default") -> LlvmModule:
+    """The kernel of a verified loop program.
+
+    vector_bits: width of the vectors to use; 128, 256 or 512
+    numerics:    "strict" contracts no multiply-add; "default" does; "fast" also lets LLVM reassociate
+    """
+    kernel = _Kernel(program, vector_bits, _FLAGS[numerics])
+    kernel.write()
+    return LlvmModule(kernel.text(), kernel.entry, _folded(kernel.shared_bytes), _folded(kernel.private_bytes))
+
+
+def _folded(size: Expr) -> int | Expr:
+    return int(size.value) if isinstance(size, Const) else size
+
+
+class _Kernel:
+    """The module under construction."""
+
+    def __init__(self, program: LoopProgram, vector_bits: int, flags: str) -> None:
+        self.program = program
+        self.entry = f"polyopt_{''.join(c if c.isalnum() else '_' for c in program.name)}"
+        self.flags = flags
+        self.module = Module(vector_bits)
+        self.math = _Math(vector_bits)
+        allocated = [inner.buffer for inner in walk(program.body) if isinstance(inner, Alloc)]
+        buffers = (*program.arguments, *program.workspace, *allocated)
+        self.lanes = LanePlanner(vector_bits, {buffer.name: buffer.dtype for buffer in buffers})
+        self.shared_offsets, self.shared_bytes = workspace.offsets(program.workspace)
+        self.private_bytes = workspace.private_bytes(program.body)
+
+    def write(self) -> None:
+        f = Function(self.module, self.entry, [("ptr", "words")])
+        writer = _FunctionWriter(self, f, Value("%words", "ptr"), slot=int64(0), is_worker=False)
+        writer.statements.statement(self.program.body, Context(writer.sizes))
+        f.finish()
+
+    def text(self) -> str:
+        report = _REPORT if self.module.uses("@polyopt_report") else ""
+        return self.module.text(
+            self.math.module.declarations | self.math.module.constants, self.math.helpers() + report
+        )
+
+
+class _Math:
+    """The vector math functions that a module uses."""
+
+    def __init__(self, vector_bits: int) -> None:
+        self.module = vmath.LlvmModule(attributes=f'"prefer-vector-width"="{vector_bits}"')
+
+    def call(self, f: Function, name: str, dtype: DType, operands: list[Value]) -> Value:
+        lanes = max(operand.lanes for operand in operands)
+        values = [splat(f, operand, lanes) for operand in operands]
+        builder = vmath.LlvmBuilder(f.pure_text, dtype, lanes, self.module)
+        result = vmath.emit_call(builder, name, dtype, tuple(value.text for value in values))
+        return f.named(result, values[0].scalar, lanes)
+
+    def helpers(self) -> str:
+        definitions = self.module.definitions
+        return "\n".join(definitions[name] for name in sorted(definitions))
+
+
+class _FunctionWriter:
+    """One function of the kernel: its view of the arguments, and its statements."""
+
+    def __init__(self, kernel: _Kernel, f: Function, words: Value, *, slot: Value, is_worker: bool) -> None:
+        """is_worker: this is the body of a parallel loop, so parallel loops inside run serially."""
+        self.kernel = kernel
+        self.f = f
+        f.flags = kernel.flags
+        self.words = words
+        self.slot = slot
+        self.is_worker = is_worker
+        self.x = Expressions(f, kernel.math, words)
+        self.sizes = self._sizes()
+        self._private_used: Expr = integer(0)
+        self._place_arguments()
+        self.statements = Statements(self.x, kernel.lanes, self._parallel, self._allocate)
+
+    # --- arguments and workspace ---------------------------------------------------------------------------
+
+    def word(self, number: int, scalar: str) -> Value:
+        """A word of the argument block."""
+        return self.read_word(self.words, number, scalar)
+
+    def read_word(self, block: Value, number: int, scalar: str) -> Value:
+        f = self.f
+        place = f.instruction(f"getelementptr i64, {block}, i64 {number}", "ptr", 1, [block])
+        return f.load(scalar, 1, place, 8, "")
+
+    def _sizes(self) -> dict[str, Linear]:
+        program = self.kernel.program
+        first = abi.FIRST_ARGUMENT + len(program.arguments)
+        words = {name: self.word(first + number, "i64") for number, name in enumerate(program.sizes)}
+        return {name: linear(self.x.bounded(value)) for name, value in words.items()}
+
+    def _place_arguments(self) -> None:
+        program = self.kernel.program
+        for number, buffer in enumerate(program.arguments):
+            base = self.word(abi.FIRST_ARGUMENT + number, "ptr")
+            self.place(buffer, base, buffer.dtype.itemsize if buffer.aligned else 1)
+        for buffer in program.workspace:
+            self.place(buffer, self._workspace_address(self.kernel.shared_offsets[buffer.name]), buffer.dtype.itemsize)
+
+    def place(self, buffer: Buffer, base: Value, alignment: int) -> None:
+        context = Context(self.sizes)
+        strides = tuple(self.x.uniform(stride, context) for stride in workspace.byte_strides(buffer))
+        extents = tuple(self.x.uniform(extent, context) for extent in buffer.shape)
+        self.x.places[buffer.name] = Place(buffer, base, strides, extents, alignment)
+
+    def _workspace_address(self, offset: Expr) -> Value:
+        f = self.f
+        block = self.word(abi.WORKSPACE, "ptr")
+        distance = scalar_of(f, self.x.uniform(offset, Context(self.sizes)))
+        return f.instruction(f"getelementptr i8, {block}, {distance}", "ptr", 1, [block, distance], "cheap")
+
+    def _allocate(self, buffer: Buffer, write: Callable[[], None]) -> None:
+        """Runs `write` with `buffer` in the private block of this worker's slot."""
+        kernel, f = self.kernel, self.f
+        start = workspace.calculated("add", kernel.shared_bytes, self._private_used)
+        block = self._workspace_address(start)
+        size = scalar_of(f, self.x.uniform(kernel.private_bytes, Context(self.sizes)))
+        distance = binary(f, "mul", self.slot, size)
+        base = f.instruction(f"getelementptr i8, {block}, {distance}", "ptr", 1, [block, distance], "cheap")
+        self.place(buffer, base, buffer.dtype.itemsize)
+        outer = self._private_used
+        self._private_used = workspace.calculated("add", outer, workspace.size_bytes(buffer))
+        write()
+        self._private_used = outer
+
+    # --- parallel loops ------------------------------------------------------------------------------------
+
+    def _parallel(self, loop: For, context: Context) -> None:
+        if self.is_worker:
+            self.statements.serial(loop, context)
+            return
+        outline = _Outline(self, loop, context)
+        trip = trip_of(self.x, loop, context)
+        count = self.statements.count(trip)
+        self.f.branch(compare(self.f, "sgt", count, int64(0)), partial(outline.call, count), kind="guard")
+        outline.write_body()
+
+
+class _Outline:
+    """A parallel loop: its body as a function of its own, and the call of the pool.
+
+    The function gets a block of words: the kernel's argument block, the loop variables around, and the addresses of
+    buffers that are neither arguments nor shared workspace.
+    """
+
+    def __init__(self, outer: _FunctionWriter, loop: For, context: Context) -> None:
+        self.outer = outer
+        self.loop = loop
+        self.context = context
+        self.symbol = outer.kernel.module.fresh("polyopt_body")
+        kernel = outer.kernel
+        shared = {buffer.name for buffer in (*kernel.program.arguments, *kernel.program.workspace)}
+        self.variables = [name for name in context.env if name not in outer.sizes]
+        self.places = [place for name, place in outer.x.places.items() if name not in shared]
+
+    def call(self, count: Value) -> None:
+        """Fills the block and runs the chunks, on the pool if there is one."""
+        f, x = self.outer.f, self.outer.x
+        values = [self.outer.words]
+        values += [scalar_of(f, x.uniform(index_var(name), self.context)) for name in self.variables]
+        values += [place.base for place in self.places]
+        block = f.alloca(f"[{len(values)} x i64]", 8)
+        for number, value in enumerate(values):
+            f.write(f.instruction(f"getelementptr i64, {block}, i64 {number}", "ptr", 1, [block]), value)
+        size = max(1, self.loop.chunk)
+        chunks = binary(f, "udiv", binary(f, "add", count, int64(size - 1)), int64(size))
+        chunks = convert(f, "trunc", intrinsic(f, "smin", chunks, int64(MOST_CHUNKS)), "i32")
+        pool = self.outer.word(abi.POOL_RUN, "ptr")
+        has_pool = f.instruction(f"icmp ne {pool}, null", "i1", 1, [pool])
+        f.branch(
+            has_pool,
+            lambda: f.line(f"call void {pool.text}(ptr @{self.symbol}, {block}, {chunks})"),
+            lambda: f.line(f"call void @{self.symbol}({block}, i32 0, i32 1, i32 0)"),
+        )
+        f.clobber(x.places)
+
+    def write_body(self) -> None:
+        kernel = self.outer.kernel
+        parameters = [("ptr", "block"), ("i32", "chunk"), ("i32", "chunks"), ("i32", "slot")]
+        f = Function(kernel.module, self.symbol, parameters, linkage="internal")
+        block = Value("%block", "ptr")
+        words = f.load("ptr", 1, block, 8, "")
+        chunk, chunks, slot = (convert(f, "sext", Value(f"%{n}", "i32"), "i64") for n in ("chunk", "chunks", "slot"))
+        writer = _FunctionWriter(kernel, f, words, slot=slot, is_worker=True)
+        env = dict(writer.sizes)
+        for number, name in enumerate(self.variables, 1):
+            env[name] = linear(writer.x.bounded(writer.read_word(block, number, "i64")))
+        for number, place in enumerate(self.places, 1 + len(self.variables)):
+            writer.place(place.buffer, writer.read_word(block, number, "ptr"), place.alignment)
+        context = Context(env)
+        count = writer.statements.count(trip_of(writer.x, self.loop, context))
+        first, last = (_share(f, count, number, chunks) for number in (chunk, binary(f, "add", chunk, int64(1))))
+        writer.statements.iterations(self.loop, first, last, context)
+        f.finish()
+
+
+def _share(f: Function, count: Value, chunk: Value, chunks: Value) -> Value:
+    """The first iteration of a chunk, so that chunks differ by at most one iteration."""
+    return binary(f, "udiv", binary(f, "mul", count, chunk), chunks)

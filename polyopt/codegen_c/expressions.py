@@ -1,0 +1,342 @@
+"""Expressions of a loop program as LLVM values, for one iteration or for a vector of iterations.
+
+Evaluation is width-polymorphic: what does not depend on the lane stays scalar and becomes a vector only where it
+meets one. Integers of type i64 are kept as linear forms as long as possible, so subscripts are uniform, linear or
+general by construction, and equal subscripts are equal values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from polyopt.codegen_c import memory, ops
+from polyopt.codegen_c.llvm_text import Function, Value
+from polyopt.codegen_c.memory import Index, Place
+from polyopt.codegen_c.values import (
+    FALSE,
+    TRUE,
+    Linear,
+    any_lane,
+    binary,
+    both,
+    compare,
+    constant,
+    convert,
+    int64,
+    intrinsic,
+    lane,
+    lane_bits,
+    lane_numbers,
+    linear,
+    register_scalar,
+    scalar_of,
+    splat,
+    value_of,
+    wrapped,
+)
+from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
+from polyopt.dtypes import DType, bf16, f16, i64
+from polyopt.loops.ir import Check, Expr, Load
+
+Key = tuple[Linear, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A promoted element (or vector of elements) of a buffer, in a register while a loop runs."""
+
+    pointer: Value
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where an expression is evaluated.
+
+    env:       loop variables and sizes
+    lanes:     iterations at once; the vector variable's form has a lane factor
+    mask:      lanes that are on, at least one; None for all
+    operands:  the operands of a custom reduction, by name
+    nominal:   as `env`, without the clamping of loop variables in a partial register tile
+    registers: promoted elements: buffer, then subscripts
+    flat:      loops to write out, with the number of their iterations, and whether some of those may not happen
+    copy:      which of the unrolled copies of a vector loop's body this is
+    """
+
+    env: Mapping[str, Linear]
+    lanes: int = 1
+    mask: Value | None = None
+    operands: Mapping[str, Value] = field(default_factory=dict)
+    nominal: Mapping[str, Linear] | None = None
+    registers: Mapping[str, Mapping[Key, Slot]] = field(default_factory=dict)
+    flat: Mapping[str, Flat] = field(default_factory=dict)
+    copy: int = 0
+
+    def bind(self, name: str, form: Linear, nominal: Linear | None = None) -> Context:
+        """The context with a loop variable set."""
+        unclamped = None
+        if nominal is not None or self.nominal is not None:
+            unclamped = {**(self.nominal or self.env), name: nominal or form}
+        return replace(self, env={**self.env, name: form}, nominal=unclamped)
+
+    @property
+    def unclamped(self) -> Context:
+        return self if self.nominal is None else replace(self, env=self.nominal, nominal=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A loop that is written out: `count` iterations, of which only the first ones happen if `partial`."""
+
+    count: int
+    partial: bool
+
+
+class Expressions:
+    """Evaluates expressions into one LLVM function."""
+
+    def __init__(self, f: Function, math: ops.MathFunctions, words: Value) -> None:
+        """words: the kernel's argument block, which holds the error record."""
+        self.f = f
+        self.places: dict[str, Place] = {}
+        self._math = math
+        self._words = words
+        self._bounded: set[str] = set()
+
+    def bounded(self, value: Value) -> Value:
+        """Declares a number to be an index or size: differences of such numbers do not overflow."""
+        self._bounded.add(value.text)
+        return value
+
+    # --- integers ------------------------------------------------------------------------------------------
+
+    def index(self, expr: Expr, context: Context) -> Index:
+        """An i64 expression: a linear form, or a vector where it is not linear in the lane."""
+        match expr:
+            case Const(number):
+                return Linear(wrapped(int(number), 64))
+            case Var(name) if name in context.env:
+                return context.env[name]
+            case Op("add" | "sub" | "mul" | "neg", args, dtype) if dtype == i64:
+                return self._arithmetic(expr, [self.index(arg, context) for arg in args], context)  # type: ignore[arg-type]  # a loop expression
+            case _:
+                value = self._general(expr, context)
+                return linear(value) if value.lanes == 1 else value
+
+    def uniform(self, expr: Expr, context: Context) -> Linear:
+        """An i64 expression that is known to be the same in all lanes."""
+        index = self.index(expr, context)
+        assert isinstance(index, Linear) and index.is_uniform, "a loop bound depends on the lane"
+        return index
+
+    def _arithmetic(self, expr: Op, args: list[Index], context: Context) -> Index:
+        left = args[0]
+        right = args[1] if len(args) == 2 else Linear(-1)
+        if isinstance(left, Linear) and isinstance(right, Linear):
+            if expr.name == "add":
+                return left + right
+            if expr.name == "sub":
+                return left - right
+            for factor, other in ((left, right), (right, left)):
+                if factor.is_constant:
+                    return other * factor.constant
+        operands = [self.vector(arg, context) for arg in (left, right)]
+        value = binary(self.f, "mul" if expr.name == "neg" else expr.name, operands[0], operands[1])
+        return linear(self._inherit(value, [left, right])) if value.lanes == 1 else value
+
+    def _inherit(self, value: Value, args: list[Index]) -> Value:
+        return self.bounded(value) if all(self.is_bounded(arg) for arg in args) else value
+
+    def is_bounded(self, index: Index) -> bool:
+        return isinstance(index, Linear) and all(value.text in self._bounded for value, _ in index.terms)
+
+    def vector(self, index: Index, context: Context) -> Value:
+        return value_of(self.f, index, context.lanes) if isinstance(index, Linear) else index
+
+    # --- values --------------------------------------------------------------------------------------------
+
+    def value(self, expr: Expr, context: Context) -> Value:
+        """Any expression: a scalar where all lanes agree, else a vector."""
+        if isinstance(expr, Var) and expr.name in context.operands:
+            return context.operands[expr.name]
+        if expr.dtype == i64:
+            return self.vector(self.index(expr, context), context)
+        return self._general(expr, context)
+
+    def _general(self, expr: Expr, context: Context) -> Value:
+        match expr:
+            case Const(number, dtype):
+                return _number(number, dtype)
+            case Var(name):
+                return context.operands[name]
+            case Cast(arg):
+                return ops.cast(self.f, self.value(arg, context), arg.dtype, expr.dtype)  # type: ignore[arg-type]  # a loop expression
+            case Load():
+                return self.load(expr, context)
+            case Op():
+                return self._operation(expr, context)
+            case _:
+                assert_never(expr)
+
+    def _operation(self, expr: Op, context: Context) -> Value:
+        dtype = expr.args[-1].dtype
+        if dtype == i64 and expr.name in _PREDICATES:
+            compared = self._compare_linear(expr, context)
+            if compared is not None:
+                return compared
+        operands = [self.value(arg, context) for arg in expr.args]  # type: ignore[arg-type]  # loop expressions
+        result = ops.apply(self.f, expr.name, dtype, operands, self._math)
+        if dtype == i64 and expr.name in _INDEX_LIKE:
+            parts = expr.args[1:] if expr.name == "select" else expr.args
+            self._inherit(result, [self.index(arg, context) for arg in parts])  # type: ignore[arg-type]  # loop expressions
+        return result
+
+    def _compare_linear(self, expr: Op, context: Context) -> Value | None:
+        """A comparison of indices, decided at once, in a scalar, or in 32-bit lanes."""
+        left, right = (self.index(arg, context) for arg in expr.args)  # type: ignore[arg-type]  # loop expressions
+        if not (self.is_bounded(left) and self.is_bounded(right)):
+            return None
+        assert isinstance(left, Linear) and isinstance(right, Linear), "bounded indices are linear"
+        predicate = _PREDICATES[expr.name]
+        return self.compare_to_zero(predicate, left - right, context.lanes)
+
+    def compare_to_zero(self, predicate: str, form: Linear, lanes: int) -> Value:
+        """`form <predicate> 0` for a form that cannot overflow."""
+        if form.is_constant:
+            return TRUE if _HOLDS[predicate](form.constant) else FALSE
+        if form.is_uniform:
+            return compare(self.f, predicate, scalar_of(self.f, Linear(0, form.terms)), int64(-form.constant))
+        limit = int64(1 << 30)
+        bound = scalar_of(self.f, form.first_lane * -1)
+        bound = intrinsic(self.f, "smin", intrinsic(self.f, "smax", bound, int64(-(1 << 30))), limit)
+        bound = splat(self.f, convert(self.f, "trunc", bound, "i32"), lanes)
+        return compare(self.f, predicate, lane_numbers("i32", lanes, form.lane_factor), bound)
+
+    # --- loads ---------------------------------------------------------------------------------------------
+
+    def load(self, expr: Load, context: Context) -> Value:
+        """The element; zero where its mask is off or a checked subscript is out of range."""
+        slot = self.promoted(expr.buffer, expr.indices, context)
+        if slot is not None:
+            return self.f.read(slot.pointer, register_scalar(expr.dtype), slot.lanes)
+        guard = None if expr.mask is None else self.value(expr.mask, context)
+        zero = constant(0, register_scalar(expr.dtype))
+        if guard is not None and guard.constant is not None:
+            if not guard.constant:
+                return zero
+            guard = None
+        indices = [self.index(index, context) for index in expr.indices]
+        place = self.places[expr.buffer]
+        guard = self.checked(place, indices, expr.checks, guard, context)
+        address = memory.address_of(self.f, place, indices, context.lanes)
+        stored = memory.read(self.f, place, address, context.lanes, context.mask, guard)
+        return ops.from_memory(self.f, stored, expr.dtype)
+
+    def promoted(self, buffer: str, indices: tuple[Expr, ...], context: Context) -> Slot | None:
+        """The register that holds the element while the loop around runs."""
+        slots = context.registers.get(buffer)
+        return None if slots is None else slots[self.key(indices, context)]
+
+    def key(self, indices: tuple[Expr, ...], context: Context) -> Key:
+        forms = tuple(self.index(index, context.unclamped) for index in indices)
+        assert all(isinstance(form, Linear) for form in forms), "a promoted subscript is linear"
+        return forms  # type: ignore[return-value]  # asserted
+
+    def checked(
+        self, place: Place, indices: list[Index], checks: tuple[Check, ...], guard: Value | None, context: Context
+    ) -> Value | None:
+        """`guard` and all checked subscripts in range. The first failure is written to the error record."""
+        for check in checks:
+            index = self.vector(indices[check.dimension], context)
+            extent = scalar_of(self.f, place.extents[check.dimension])
+            inside = compare(self.f, "ult", index, extent)
+            self._report_outside(check, index, extent, inside, both(self.f, guard, context.mask))
+            guard = both(self.f, guard, inside)
+        return guard
+
+    def _report_outside(self, check: Check, index: Value, extent: Value, inside: Value, active: Value | None) -> None:
+        bad = binary(self.f, "xor", inside, constant(True, "i1"))
+        bad = bad if active is None else binary(self.f, "and", bad, active)
+
+        def report() -> None:
+            found = index
+            if index.lanes > 1:
+                wide = splat(self.f, bad, index.lanes)
+                bits = convert(self.f, "zext", lane_bits(self.f, wide), "i64")
+                first = self.f.intrinsic("llvm.cttz.i64", "i64", 1, [bits, FALSE])
+                found = lane(self.f, index, first)
+            self.f.line(f"call void @polyopt_report({self._words}, i64 {check.site}, {found}, {extent})")
+
+        self.f.branch(any_lane(self.f, bad), report)
+
+    # --- reductions ----------------------------------------------------------------------------------------
+
+    def combine(self, reducer: Reducer, left: Value, right: Value) -> Value:
+        """The running value `left` with one more value."""
+        if reducer.name != "custom":
+            return ops.apply(self.f, _COMBINE[reducer.name], reducer.dtype, [left, right], self._math)
+        assert reducer.combine is not None, "a custom reducer has an expression"
+        operands = {"a": left, "b": right}
+        context = Context({}, max(left.lanes, right.lanes), operands=operands)
+        return self.value(reducer.combine, context)  # type: ignore[arg-type]  # an expression over its operands
+
+    def cast(self, value: Value, source: DType, target: DType) -> Value:
+        return ops.cast(self.f, value, source, target)
+
+
+def neutral_number(reducer: Reducer) -> bool | int | float | None:
+    """The number that changes nothing when combined; None for a custom reducer, which may have none."""
+    dtype = reducer.dtype
+    match reducer.name:
+        case "sum":
+            return -0.0 if dtype.is_float else 0  # -0.0 + x is x for every x, +0.0 + -0.0 is not -0.0
+        case "prod":
+            return 1
+        case "any":
+            return False
+        case "all":
+            return True
+        case "max":
+            return lowest(dtype)
+        case "min":
+            return highest(dtype)
+        case "custom":
+            return None
+        case _:
+            assert_never(reducer.name)
+
+
+def lowest(dtype: DType) -> int | float:
+    if dtype.is_float:
+        return float("-inf")
+    return -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
+
+
+def highest(dtype: DType) -> int | float:
+    if dtype.is_float:
+        return float("inf")
+    if dtype.is_bool:
+        return 1
+    return (1 << (dtype.bits - (dtype.kind == "i"))) - 1
+
+
+def _number(number: bool | int | float, dtype: DType) -> Value:
+    value = constant(number, register_scalar(dtype))
+    if dtype in (f16, bf16):
+        return constant(ops.rounded_number(float(value.constant or 0.0), dtype), "float")
+    return value
+
+
+_PREDICATES = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
+_HOLDS = {
+    "slt": lambda n: n < 0,
+    "sle": lambda n: n <= 0,
+    "sgt": lambda n: n > 0,
+    "sge": lambda n: n >= 0,
+    "eq": lambda n: n == 0,
+    "ne": lambda n: n != 0,
+}
+_INDEX_LIKE = frozenset({"floordiv", "mod", "minimum", "maximum", "select"})
+_COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}

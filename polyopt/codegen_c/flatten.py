@@ -1,0 +1,162 @@
+"""Loops as lists of contexts: how many iterations a loop has, and what its variable is in each of them.
+
+Emission and the search for promotable elements enumerate iterations with the same functions, so both see the same
+subscripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from polyopt.codegen_c.expressions import Context, Expressions, Flat
+from polyopt.codegen_c.llvm_text import Value
+from polyopt.codegen_c.values import Linear, both, intrinsic, lane_mask, linear, scalar_of
+from polyopt.dsl.builtins import BUILTINS
+from polyopt.dsl.ir import Op
+from polyopt.loops.ir import Expr, For, If, Stmt, Store, expr_children, walk
+
+MOST_COPIES = 32
+MOST_CODE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """The iterations of a loop: `lower, lower + step, ... < upper`.
+
+    count: their number, if known
+    bound: their greatest number, if known: the loop is "full" when it has that many
+    """
+
+    lower: Linear
+    upper: Linear
+    step: int
+    count: int | None
+    bound: int | None
+
+
+def trip_of(x: Expressions, loop: For, context: Context) -> Trip:
+    """The trip of a loop whose bounds are known in `context`."""
+    lower, upper = x.uniform(loop.lower, context), x.uniform(loop.upper, context)
+    distance = upper - lower
+    count = _steps(distance.constant, loop.step) if distance.is_constant else None
+    candidates = [upper, *_upper_bounds(x, loop.upper, context)]
+    spans = [(candidate - lower) for candidate in candidates]
+    bounds = [_steps(span.constant, loop.step) for span in spans if span.is_constant]
+    return Trip(lower, upper, loop.step, count, min(bounds, default=None))
+
+
+def _steps(distance: int, step: int) -> int:
+    return max(0, -(-distance // step))
+
+
+def _upper_bounds(x: Expressions, expr: Expr, context: Context) -> list[Linear]:
+    """Linear forms that `expr` is the minimum of."""
+    match expr:
+        case Op("minimum", (left, right)):
+            return _upper_bounds(x, left, context) + _upper_bounds(x, right, context)  # type: ignore[arg-type]  # loop expressions
+        case Op("add" | "sub" as name, (left, right)):
+            shift = x.uniform(right, context)  # type: ignore[arg-type]  # a loop expression
+            moved = shift if name == "add" else shift * -1
+            return [bound + moved for bound in _upper_bounds(x, left, context)]  # type: ignore[arg-type]  # a loop expression
+        case _:
+            return [x.uniform(expr, context)]
+
+
+def can_be_flat(loop: For, trip: Trip, lanes: int) -> bool:
+    """Whether a loop that is wanted flat has few enough iterations to be written out."""
+    if trip.bound is None or loop.kind not in ("unrolled", "vector"):
+        return False
+    copies = -(-trip.bound // lanes)
+    return copies <= MOST_COPIES and copies * cost_of(loop.body) <= MOST_CODE
+
+
+def is_full(x: Expressions, trip: Trip) -> Value:
+    """Whether the loop has as many iterations as its bound says."""
+    assert trip.bound is not None, "only a bounded loop can be full"
+    slack = trip.upper - trip.lower - Linear((trip.bound - 1) * trip.step)
+    return x.compare_to_zero("sgt", slack, 1)
+
+
+def runs(x: Expressions, trip: Trip) -> Value:
+    """Whether there is an iteration at all."""
+    return x.compare_to_zero("sgt", trip.upper - trip.lower, 1)
+
+
+def unrolled_contexts(
+    x: Expressions, loop: For, trip: Trip, flat: Flat, context: Context
+) -> Iterator[tuple[Context, Value | None]]:
+    """Every iteration of a loop that is written out, each with the condition on which it happens.
+
+    In a partial loop the variable is clamped to the last iteration, so that reads stay in bounds.
+    """
+    for number in range(flat.count):
+        position = trip.lower + Linear(number * trip.step)
+        if not flat.partial or number == 0:
+            yield context.bind(loop.var, position, position), None
+            continue
+        happens = x.compare_to_zero("slt", position - trip.upper, 1)
+        last = x.bounded(intrinsic(x.f, "smin", scalar_of(x.f, position), _last(x, trip)))
+        yield context.bind(loop.var, linear(last), position), happens
+
+
+def _last(x: Expressions, trip: Trip) -> Value:
+    """The greatest value of the loop variable, for a loop that runs."""
+    span = trip.upper - trip.lower - Linear(1)
+    if trip.step == 1:
+        return scalar_of(x.f, trip.upper - Linear(1))
+    whole = scalar_of(x.f, span)
+    step = Value(str(trip.step), "i64", 1, 0, trip.step)
+    steps = x.f.instruction(f"udiv {whole}, {step.text}", "i64", 1, [whole], "cheap")
+    return scalar_of(x.f, trip.lower + linear(steps) * trip.step)
+
+
+def vector_contexts(
+    x: Expressions, loop: For, trip: Trip, flat: Flat, lanes: int, context: Context
+) -> Iterator[Context]:
+    """The vectors of a vector loop that is written out; the last lanes are masked off where there is nothing to do."""
+    for first in range(0, flat.count, lanes):
+        position = trip.lower + Linear(first * trip.step)
+        mask: Value | None = None
+        if flat.partial:
+            mask = lanes_below(x, trip, position, lanes)
+        elif flat.count - first < lanes:
+            mask = lane_mask(lanes, flat.count - first)
+        wide = replace(context, lanes=lanes, mask=both(x.f, context.mask, mask))
+        yield wide.bind(loop.var, replace(position, lane_factor=trip.step), replace(position, lane_factor=trip.step))
+
+
+def lanes_below(x: Expressions, trip: Trip, position: Linear, lanes: int) -> Value:
+    """The mask of the lanes whose iteration, from `position` on, is below the upper bound."""
+    return x.compare_to_zero("slt", replace(position, lane_factor=trip.step) - trip.upper, lanes)
+
+
+# --- costs -----------------------------------------------------------------------------------------------------------
+
+
+def stores_of(statement: Stmt) -> list[Store]:
+    return [inner for inner in walk(statement) if isinstance(inner, Store)]
+
+
+def stored_buffers(statement: Stmt) -> frozenset[str]:
+    return frozenset(store.buffer for store in stores_of(statement))
+
+
+def cost_of(statement: Stmt) -> int:
+    """Roughly the instructions of one iteration."""
+    total = 0
+    for inner in walk(statement):
+        if isinstance(inner, Store):
+            total += 1 + _expr_cost(inner.value)
+        elif isinstance(inner, If):
+            total += 2
+    return total
+
+
+def _expr_cost(expr: Expr) -> int:
+    own = 1
+    if isinstance(expr, Op) and BUILTINS[expr.name].ulp:
+        own = 20
+    elif isinstance(expr, Op) and expr.name in ("floordiv", "mod"):
+        own = 8
+    return own + sum(_expr_cost(child) for child in expr_children(expr))

@@ -1,0 +1,109 @@
+"""Which vector loops run in lanes: how many lanes, and which of their stores are reductions over the lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from polyopt.codegen_c.flatten import stores_of
+from polyopt.dsl.ir import Cast, Op, Var
+from polyopt.dtypes import DType, bf16, f16, i64
+from polyopt.loops.ir import Alloc, Expr, For, If, Load, Stmt, Store, walk, walk_expr
+
+
+@dataclass(frozen=True, slots=True)
+class Lanewise:
+    """How a vector loop runs.
+
+    lanes:      iterations at once; 1 where something inside cannot run in lanes
+    reductions: one store for each element that all lanes add to
+    """
+
+    lanes: int
+    reductions: tuple[Store, ...] = ()
+
+
+_ONE_BY_ONE = Lanewise(1)
+
+
+class LanePlanner:
+    """Decides it for the loops of one program. A decision depends on the loop alone."""
+
+    def __init__(self, vector_bits: int, dtypes: Mapping[str, DType]) -> None:
+        """dtypes: of every buffer of the program"""
+        self._vector_bits = vector_bits
+        self._dtypes = dtypes
+
+    def plan(self, loop: For) -> Lanewise:
+        if not _has_even_bounds(loop) or any(_is_big_allocation(inner) for inner in walk(loop.body)):
+            return _ONE_BY_ONE
+        reductions = _reductions(loop)
+        return _ONE_BY_ONE if reductions is None else Lanewise(self._width(loop), reductions)
+
+    def _width(self, loop: For) -> int:
+        """As many elements of the widest type of the loop's values as fit in a vector register."""
+        widest = 8
+        for store in stores_of(loop):
+            for dtype in (self._dtypes[store.buffer], *_value_dtypes(store.value)):
+                widest = max(widest, 32 if dtype in (f16, bf16) else dtype.bits)
+        return max(1, self._vector_bits // widest)
+
+
+def _value_dtypes(expr: Expr) -> Iterator[DType]:
+    """The dtypes that computing a value takes, subscripts left out."""
+    match expr:
+        case Load(dtype=dtype):
+            yield dtype
+        case Op(args=args, dtype=dtype):
+            if dtype != i64:
+                yield dtype
+            for arg in args:
+                yield from _value_dtypes(arg)  # type: ignore[arg-type]  # a loop expression
+        case Cast(arg=arg, dtype=dtype):
+            yield dtype
+            yield from _value_dtypes(arg)  # type: ignore[arg-type]  # a loop expression
+
+
+def _has_even_bounds(loop: For) -> bool:
+    """Whether the loops inside have the same number of iterations in all lanes."""
+    inner_loops = [inner for inner in walk(loop.body) if isinstance(inner, For)]
+    varying = {loop.var} | {inner.var for inner in inner_loops}
+    bounds = (node for inner in inner_loops for bound in (inner.lower, inner.upper) for node in walk_expr(bound))
+    return not any(isinstance(node, Load) or (isinstance(node, Var) and node.name in varying) for node in bounds)
+
+
+def _is_big_allocation(statement: Stmt) -> bool:
+    return isinstance(statement, Alloc) and statement.buffer.space != "local"
+
+
+def _reductions(loop: For) -> tuple[Store, ...] | None:
+    """One store for each element that the loop reduces to; None if the loop must run one by one."""
+    found: dict[tuple[str, tuple[Expr, ...]], Store] = {}
+    varying = {inner.var for inner in walk(loop.body) if isinstance(inner, For)}
+    private = {inner.buffer.name for inner in walk(loop.body) if isinstance(inner, Alloc)}
+    for store in stores_of(loop.body):
+        nodes = [node for index in store.indices for node in walk_expr(index)]
+        names = {node.name for node in nodes if isinstance(node, Var)}
+        is_data = any(isinstance(node, Load) for node in nodes)
+        if store.buffer in private or loop.var in names or (is_data and store.checks):
+            continue  # an element of its own for each lane, or one that the store takes lane by lane
+        if store.reducer is None or is_data or names & varying or _is_used_otherwise(store, loop.body):
+            return None
+        found[store.buffer, store.indices] = store
+    return tuple(found.values())
+
+
+def _is_used_otherwise(store: Store, body: Stmt) -> bool:
+    """Whether the loop touches the buffer that it reduces to in any other way."""
+    for inner in walk(body):
+        expressions: tuple[Expr, ...] = ()
+        if isinstance(inner, Store):
+            expressions = (inner.value, *inner.indices)
+            if inner.buffer == store.buffer and (inner.reducer, inner.indices) != (store.reducer, store.indices):
+                return True
+        elif isinstance(inner, If):
+            expressions = (inner.condition,)
+        nodes = (node for expr in expressions for node in walk_expr(expr))
+        if any(isinstance(node, Load) and node.buffer == store.buffer for node in nodes):
+            return True
+    return False

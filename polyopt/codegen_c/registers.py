@@ -1,0 +1,278 @@
+"""Scalar replacement: which elements stay in registers while a serial loop runs.
+
+An element of a buffer is promoted when every access to the buffer in the loop is to an element that the loop does
+not move: its subscripts know neither the loop's variable nor that of a loop inside which is not written out. A
+matmul's `for k { for i unrolled { for j vector { C[i, j] += A[i, k] * B[k, j] }}}` promotes the whole tile of C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from polyopt.codegen_c import memory, ops
+from polyopt.codegen_c.expressions import Context, Expressions, Flat, Key, Slot
+from polyopt.codegen_c.flatten import Trip, can_be_flat, stored_buffers, trip_of, unrolled_contexts, vector_contexts
+from polyopt.codegen_c.lanes import LanePlanner
+from polyopt.codegen_c.llvm_text import Value, vector_type
+from polyopt.codegen_c.memory import Place
+from polyopt.codegen_c.values import Linear, conjunction, register_scalar
+from polyopt.dsl.ir import Var
+from polyopt.loops.ir import Alloc, Block, Expr, For, If, Load, Stmt, Store, walk_expr
+
+MOST_SLOTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """An access to a buffer while a loop runs.
+
+    context:     of the iteration; None where the subscripts change as the loop runs
+    happens:     the condition on which it happens in a partial tile
+    is_certain:  it happens in every iteration of the loop (that condition aside)
+    """
+
+    buffer: str
+    indices: tuple[Expr, ...]
+    context: Context | None
+    happens: Value | None
+    is_certain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """An element, or a vector of them, that stays in a register."""
+
+    buffer: str
+    key: Key
+    lanes: int
+    mask: Value | None
+    happens: Value | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one loop keeps in registers.
+
+    flat:     the loops inside that must be written out for it, with unknown numbers of iterations
+    is_whole: every store of the loop goes to a register, from inside all loops of `flat`
+    """
+
+    promoted: tuple[Promoted, ...]
+    flat: dict[str, Trip]
+    is_whole: bool
+
+
+class Planner:
+    """Looks for promotable elements."""
+
+    def __init__(self, x: Expressions, lanes: LanePlanner) -> None:
+        self._x = x
+        self._lanes = lanes
+
+    def plan(self, loop: For, context: Context, *, partial: bool) -> Plan:
+        """What `loop` keeps in registers; nothing if `promoted` is empty.
+
+        partial: for loops that may have fewer iterations than they are written out for
+        """
+        walker = _Walker(self._x, self._lanes, loop, partial)
+        accesses = list(walker.statement(loop.body, context, None, certain=True))
+        stored = stored_buffers(loop.body)
+        promoted: list[Promoted] = []
+        for buffer in sorted(stored - set(context.registers)):
+            mine = [access for access in accesses if access.buffer == buffer]
+            promoted.extend(self._promotable(buffer, mine, context) or ())
+        kept = {element.buffer for element in promoted}
+        is_whole = stored - set(context.registers) == kept and walker.is_one_nest
+        if len(promoted) > MOST_SLOTS or not walker.is_consistent:
+            return Plan((), {}, False)
+        return Plan(tuple(promoted), walker.edges, is_whole)
+
+    def _promotable(self, buffer: str, accesses: list[Access], context: Context) -> list[Promoted] | None:
+        place = self._x.places.get(buffer)
+        if place is None or any(access.context is None for access in accesses):
+            return None
+        if place.buffer.space != "local" and not all(access.is_certain for access in accesses):
+            return None
+        elements: dict[Key, Promoted] = {}
+        for access in accesses:
+            assert access.context is not None, "checked above"
+            indices = [self._x.index(index, access.context.unclamped) for index in access.indices]
+            if not all(isinstance(index, Linear) for index in indices):
+                return None
+            key: Key = tuple(indices)  # type: ignore[arg-type]  # checked above
+            is_vector = any(form.lane_factor for form in key)
+            lanes = access.context.lanes if is_vector else 1
+            mask = access.context.mask if is_vector else None
+            elements.setdefault(key, Promoted(buffer, key, lanes, mask, access.happens))
+        found = list(elements.values())
+        return found if are_disjoint(found) else None
+
+    def load(self, promoted: tuple[Promoted, ...], context: Context) -> Context:
+        """Reads the elements into registers; the context in which they live there."""
+        registers = {buffer: dict(slots) for buffer, slots in context.registers.items()}
+        f = self._x.f
+        for element in promoted:
+            place = self._x.places[element.buffer]
+            scalar = register_scalar(place.buffer.dtype)
+            slot = Slot(f.alloca(vector_type(scalar, element.lanes), 64), element.lanes)
+            address = memory.address_of(f, place, element.key, element.lanes)
+            stored = memory.read(f, place, address, element.lanes, element.mask, element.happens)
+            f.write(slot.pointer, ops.from_memory(f, stored, place.buffer.dtype))
+            registers.setdefault(element.buffer, {})[element.key] = slot
+        return replace(context, registers=registers)
+
+    def store(self, promoted: tuple[Promoted, ...], context: Context) -> None:
+        """Writes the registers back."""
+        for element in promoted:
+            place = self._x.places[element.buffer]
+            slot = context.registers[element.buffer][element.key]
+            self._store_one(place, element, slot)
+
+    def _store_one(self, place: Place, element: Promoted, slot: Slot) -> None:
+        f = self._x.f
+
+        def write() -> None:
+            value = f.read(slot.pointer, register_scalar(place.buffer.dtype), slot.lanes)
+            address = memory.address_of(f, place, element.key, element.lanes)
+            memory.write(f, place, address, element.lanes, element.mask, ops.to_memory(f, value, place.buffer.dtype))
+
+        if element.happens is None:
+            write()
+        else:
+            f.branch(element.happens, write)
+
+
+def are_disjoint(elements: list[Promoted]) -> bool:
+    """Whether different keys are surely different elements: they differ by constants that keep vectors apart."""
+    first = elements[0]
+    for element in elements[1:]:
+        for form, other in zip(element.key, first.key, strict=True):
+            if form.terms != other.terms or form.lane_factor != other.lane_factor or element.lanes != first.lanes:
+                return False
+            width = abs(form.lane_factor) * element.lanes
+            if width and (form.constant - other.constant) % width:
+                return False
+    return sum(bool(form.lane_factor) for form in first.key) <= 1
+
+
+class _Walker:
+    """Enumerates the accesses inside a loop, with loops that can be written out written out."""
+
+    def __init__(self, x: Expressions, lanes: LanePlanner, loop: For, partial: bool) -> None:
+        self._x = x
+        self._lanes = lanes
+        self._moving = {loop.var}
+        self._local: set[str] = set()
+        self._stored = stored_buffers(loop.body)
+        self._partial = partial
+        self.edges: dict[str, Trip] = {}
+        self.is_consistent = True
+        self._nests: set[frozenset[str]] = set()
+
+    @property
+    def is_one_nest(self) -> bool:
+        """Whether each store is inside all the loops whose number of iterations is not known."""
+        return all(nest == frozenset(self.edges) for nest in self._nests)
+
+    def statement(
+        self,
+        statement: Stmt,
+        context: Context,
+        happens: Value | None,
+        *,
+        certain: bool,
+        nest: frozenset[str] = frozenset(),
+    ) -> Iterator[Access]:
+        match statement:
+            case Block(body):
+                for inner in body:
+                    yield from self.statement(inner, context, happens, certain=certain, nest=nest)
+            case For():
+                yield from self._loop(statement, context, happens, certain=certain, nest=nest)
+            case If(condition, then, otherwise):
+                yield from self._reads(condition, context, happens, certain)
+                for arm in (then, otherwise):
+                    if arm is not None:
+                        yield from self.statement(arm, context, happens, certain=False, nest=nest)
+            case Alloc(buffer, body):
+                self._local.add(buffer.name)
+                yield from self.statement(body, context, happens, certain=certain, nest=nest)
+            case Store():
+                self._nests.add(nest)
+                yield from self._store(statement, context, happens, certain)
+
+    def _loop(
+        self, loop: For, context: Context, happens: Value | None, *, certain: bool, nest: frozenset[str]
+    ) -> Iterator[Access]:
+        yield from self._reads(loop.lower, context, happens, certain)
+        yield from self._reads(loop.upper, context, happens, certain)
+        if loop.kind == "parallel":
+            yield from (replace(access, context=None) for access in self._inside(loop, context))
+            return
+        trip = None if self._moves(loop.lower) or self._moves(loop.upper) else trip_of(self._x, loop, context)
+        if trip is not None and can_be_flat(loop, trip, self._width(loop, context)):
+            assert trip.bound is not None, "a loop that can be written out is bounded"
+            if trip.count is None:
+                self.is_consistent &= self.edges.setdefault(loop.var, trip) == trip
+                nest = nest | {loop.var}
+            flat = Flat(trip.bound, partial=self._partial and trip.count is None)
+            yield from self._flat_loop(
+                loop, trip, flat, context, happens, certain=certain and trip.bound > 0, nest=nest
+            )
+            return
+        self._moving.add(loop.var)
+        runs = trip is not None and trip.count is not None and trip.count > 0
+        yield from self.statement(loop.body, context, happens, certain=certain and runs, nest=nest)
+
+    def _flat_loop(
+        self,
+        loop: For,
+        trip: Trip,
+        flat: Flat,
+        context: Context,
+        happens: Value | None,
+        *,
+        certain: bool,
+        nest: frozenset[str],
+    ) -> Iterator[Access]:
+        lanes = self._width(loop, context)
+        if lanes > 1:
+            for inner in vector_contexts(self._x, loop, trip, flat, lanes, context):
+                yield from self.statement(loop.body, inner, happens, certain=certain, nest=nest)
+            return
+        for inner, here in unrolled_contexts(self._x, loop, trip, flat, context):
+            condition = conjunction(self._x.f, [happens, here])
+            yield from self.statement(loop.body, inner, condition, certain=certain, nest=nest)
+
+    def _inside(self, loop: For, context: Context) -> Iterator[Access]:
+        """The accesses of a loop that other threads run, and that see no register of this one."""
+        self._moving.add(loop.var)
+        yield from self.statement(loop.body, context, None, certain=False)
+
+    def _width(self, loop: For, context: Context) -> int:
+        return self._lanes.plan(loop).lanes if loop.kind == "vector" and context.lanes == 1 else 1
+
+    def _store(self, store: Store, context: Context, happens: Value | None, certain: bool) -> Iterator[Access]:
+        for index in store.indices:
+            yield from self._reads(index, context, happens, certain)
+        yield from self._reads(store.value, context, happens, certain)
+        yield self._access(store, context, happens, certain)
+
+    def _reads(self, expr: Expr, context: Context, happens: Value | None, certain: bool) -> Iterator[Access]:
+        for inner in walk_expr(expr):
+            if isinstance(inner, Load) and inner.buffer in self._stored:
+                yield self._access(inner, context, happens, certain)
+
+    def _access(self, access: Load | Store, context: Context, happens: Value | None, certain: bool) -> Access:
+        is_plain = not access.checks and (isinstance(access, Store) or access.mask is None)
+        moves = not is_plain or access.buffer in self._local or any(self._moves(index) for index in access.indices)
+        return Access(access.buffer, access.indices, None if moves else context, happens, certain)
+
+    def _moves(self, expr: Expr) -> bool:
+        """Whether an expression may change while the loop runs."""
+        return any(
+            (isinstance(inner, Var) and inner.name in self._moving)
+            or (isinstance(inner, Load) and inner.buffer in self._stored)
+            for inner in walk_expr(expr)
+        )

@@ -1,0 +1,351 @@
+"""Statements of a loop program as LLVM code: loops, conditions, allocations.
+
+A serial loop first asks `registers` what it can keep in registers. A vector loop becomes whole vectors, several at
+once where the body is small, and masked vectors for the rest; what cannot run in lanes runs one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import assert_never
+
+from polyopt.codegen_c.expressions import Context, Expressions, Flat
+from polyopt.codegen_c.flatten import (
+    Trip,
+    can_be_flat,
+    cost_of,
+    is_full,
+    runs,
+    stored_buffers,
+    stores_of,
+    trip_of,
+    unrolled_contexts,
+    vector_contexts,
+)
+from polyopt.codegen_c.lanes import LanePlanner, Lanewise
+from polyopt.codegen_c.llvm_text import Value
+from polyopt.codegen_c.memory import Place
+from polyopt.codegen_c.registers import Plan, Planner
+from polyopt.codegen_c.stores import Partials, Stores
+from polyopt.codegen_c.values import (
+    TRUE,
+    Linear,
+    any_lane,
+    binary,
+    both,
+    compare,
+    constant,
+    int64,
+    lane_mask,
+    linear,
+    memory_scalar,
+    scalar_of,
+)
+from polyopt.dsl.ir import Const
+from polyopt.loops.ir import Alloc, Block, Buffer, For, If, Stmt, Store
+
+Workspace = Callable[[Buffer, Callable[[], None]], None]
+
+
+class Statements:
+    """Emits statements into one LLVM function."""
+
+    def __init__(
+        self, x: Expressions, lanes: LanePlanner, parallel: Callable[[For, Context], None], workspace: Workspace
+    ) -> None:
+        """parallel: emits a parallel loop; workspace: runs the body of an `Alloc` with a place for its buffer."""
+        self._x = x
+        self._f = x.f
+        self._lanes = lanes
+        self._planner = Planner(x, lanes)
+        self._stores = Stores(x)
+        self._parallel = parallel
+        self._workspace = workspace
+        self._partials: Partials = {}
+
+    def statement(self, statement: Stmt, context: Context) -> None:
+        match statement:
+            case Block(body):
+                for inner in body:
+                    self.statement(inner, context)
+            case For():
+                self._loop(statement, context)
+            case If(condition, then, otherwise):
+                self._if(self._x.value(condition, context), then, otherwise, context)
+            case Alloc(buffer, body):
+                if buffer.space == "workspace":
+                    self._workspace(buffer, lambda: self.statement(body, context))
+                    return
+                self._x.places[buffer.name] = self._local(buffer, context)
+                self.statement(body, context)
+            case Store():
+                self._stores.store(statement, context, self._partials)
+            case _:
+                assert_never(statement)
+
+    # --- conditions and storage ----------------------------------------------------------------------------
+
+    def _if(self, condition: Value, then: Stmt, otherwise: Stmt | None, context: Context) -> None:
+        if condition.lanes == 1:
+            rest = None if otherwise is None else lambda: self.statement(otherwise, context)
+            self._f.branch(condition, lambda: self.statement(then, context), rest)
+            return
+        self._masked(condition, then, context)
+        if otherwise is not None:
+            self._masked(binary(self._f, "xor", condition, constant(True, "i1")), otherwise, context)
+
+    def _masked(self, condition: Value, statement: Stmt, context: Context) -> None:
+        mask = both(self._f, context.mask, condition)
+        assert mask is not None, "a condition on lanes is a mask"
+        inner = replace(context, mask=mask)
+        self._f.branch(any_lane(self._f, mask), lambda: self.statement(statement, inner))
+
+    def _local(self, buffer: Buffer, context: Context) -> Place:
+        extents = tuple(constant_extent(extent) for extent in buffer.shape)
+        strides, count = row_major(extents)
+        lanes = context.lanes
+        base = self._f.alloca(f"[{max(count, 1) * lanes} x {memory_scalar(buffer.dtype)}]", 64)
+        size = buffer.dtype.itemsize
+        return Place(
+            buffer,
+            base,
+            tuple(Linear(stride * size * lanes) for stride in strides),
+            tuple(Linear(extent) for extent in extents),
+            size,
+            lanes,
+        )
+
+    # --- loops ---------------------------------------------------------------------------------------------
+
+    def _loop(self, loop: For, context: Context) -> None:
+        if loop.kind == "parallel":
+            self._parallel(loop, context)
+            return
+        if loop.kind == "vector" and context.lanes == 1:
+            lanewise = self._lanes.plan(loop)
+            if lanewise.lanes > 1:
+                self._vector(loop, lanewise, context)
+                return
+        trip = trip_of(self._x, loop, context)
+        flat = context.flat.get(loop.var)
+        if flat is None and trip.count is not None and can_be_flat(loop, trip, 1):
+            flat = Flat(trip.count, partial=False)
+        if flat is not None:
+            for inner, _ in unrolled_contexts(self._x, loop, trip, flat, context):
+                self.statement(loop.body, inner)
+            return
+        self._serial(loop, trip, context)
+
+    def _guarded(self, trip: Trip, write: Callable[[], None]) -> None:
+        if trip.count is None:
+            self._f.branch(runs(self._x, trip), write, kind="guard")
+        elif trip.count > 0:
+            write()
+
+    def _serial(self, loop: For, trip: Trip, context: Context) -> None:
+        stores = stored_buffers(loop.body)
+
+        def whole() -> None:
+            plan = self._planner.plan(loop, context, partial=False)
+            if not plan.promoted:
+                self._plain(loop, trip, context)
+            elif not plan.flat:
+                self._promoted(loop, trip, plan, context, partial=False)
+            else:
+                self._tiled(loop, trip, plan, context)
+
+        self._guarded(trip, lambda: self._f.region(whole, stores))
+
+    def _tiled(self, loop: For, trip: Trip, plan: Plan, context: Context) -> None:
+        """One version for full tiles, one for those at an edge."""
+        x, f = self._x, self._f
+        full: Value | None = None
+        for edge in plan.flat.values():
+            full = both(f, full, is_full(x, edge))
+
+        def at_the_edge() -> None:
+            partial = self._planner.plan(loop, context, partial=True) if plan.is_whole else Plan((), {}, False)
+            if not partial.promoted:
+                self._plain(loop, trip, context)
+                return
+            some: Value | None = None
+            for edge in plan.flat.values():
+                some = both(f, some, runs(x, edge))
+            run = lambda: self._promoted(loop, trip, partial, context, partial=True)  # noqa: E731  # a thunk
+            f.branch(some or TRUE, run, kind="guard")
+
+        f.branch(
+            full or TRUE,
+            lambda: self._promoted(loop, trip, plan, context, partial=False),
+            at_the_edge,
+            kind="split",
+        )
+
+    def _promoted(self, loop: For, trip: Trip, plan: Plan, context: Context, *, partial: bool) -> None:
+        """The loop with its promoted elements in registers."""
+        inner = self._planner.load(plan.promoted, context)
+        flat = {var: Flat(edge.bound or 0, partial) for var, edge in plan.flat.items()}
+        self._plain(loop, trip, replace(inner, flat={**context.flat, **flat}))
+        self._planner.store(plan.promoted, inner)
+
+    def serial(self, loop: For, context: Context) -> None:
+        """The loop, one iteration after the other."""
+        self._serial(loop, trip_of(self._x, loop, context), context)
+
+    def iterations(self, loop: For, first: Value, last: Value, context: Context) -> None:
+        """The iterations number `first` to `last` (exclusive) of a parallel loop."""
+        x, f = self._x, self._f
+        trip = trip_of(x, loop, context)
+
+        def body(number: Value) -> None:
+            position = trip.lower + linear(x.bounded(number)) * trip.step
+            self.statement(loop.body, context.bind(loop.var, position))
+
+        f.branch(
+            compare(f, "slt", first, last),
+            lambda: f.loop(first, last, 1, body, stored_buffers(loop.body)),
+            kind="guard",
+        )
+
+    def _plain(self, loop: For, trip: Trip, context: Context) -> None:
+        """The loop; it has at least one iteration."""
+        x = self._x
+
+        def body(index: Value) -> None:
+            self.statement(loop.body, context.bind(loop.var, linear(x.bounded(index))))
+
+        lower, upper = scalar_of(self._f, trip.lower), scalar_of(self._f, trip.upper)
+        self._f.loop(lower, upper, loop.step, body, stored_buffers(loop.body))
+
+    # --- vector loops --------------------------------------------------------------------------------------
+
+    def _vector(self, loop: For, lanewise: Lanewise, context: Context) -> None:
+        trip = trip_of(self._x, loop, context)
+        lanes = lanewise.lanes
+        flat = context.flat.get(loop.var)
+        if flat is None and trip.count is not None and can_be_flat(loop, trip, lanes):
+            flat = Flat(trip.count, partial=False)
+        if flat is not None and flat.count == 0:
+            return
+
+        def whole() -> None:
+            copies = 1 if flat is not None and flat.count <= lanes else self._copies(loop, trip, lanes)
+            opened = {
+                (store.buffer, store.indices): self._stores.open_partial(store, lanes, copies)
+                for store in lanewise.reductions
+            }
+            outer, self._partials = self._partials, opened
+            if flat is not None:
+                for number, inner in enumerate(vector_contexts(self._x, loop, trip, flat, lanes, context)):
+                    self.statement(loop.body, replace(inner, copy=number % copies))
+            else:
+                self._vectors(loop, trip, lanes, copies, context)
+            self._partials = outer
+            for partial in opened.values():
+                self._stores.close_partial(partial, context)
+
+        if flat is not None:
+            whole()
+        else:
+            self._guarded(trip, lambda: self._f.region(whole, stored_buffers(loop.body)))
+
+    def _copies(self, loop: For, trip: Trip, lanes: int) -> int:
+        """Vectors per iteration of the main loop."""
+        cost = cost_of(loop.body)
+        has_reduction = any(store.reducer is not None for store in stores_of(loop.body))
+        copies = (
+            (4 if cost <= 24 else 2 if cost <= 64 else 1)
+            if has_reduction
+            else 4
+            if cost <= 6
+            else 2
+            if cost <= 16
+            else 1
+        )
+        while copies > 1 and trip.count is not None and trip.count < lanes * copies:
+            copies //= 2
+        return copies
+
+    def _vectors(self, loop: For, trip: Trip, lanes: int, copies: int, context: Context) -> None:
+        """The main loop over full vectors, then masked vectors."""
+        x, f = self._x, self._f
+        stores = stored_buffers(loop.body)
+        count = self.count(trip)
+        block = lanes * copies
+        main = (
+            binary(f, "and", count, int64(-block))
+            if count.constant is None
+            else int64(int(count.constant) // block * block)
+        )
+
+        def full(first: Value) -> None:
+            start = linear(x.bounded(first))
+            for copy in range(copies):
+                self._one_vector(loop, trip, start + Linear(copy * lanes), lanes, None, copy, context)
+
+        def masked(first: Value) -> None:
+            position = linear(x.bounded(first))
+            left = replace(position, lane_factor=1) - linear(count)
+            mask = x.compare_to_zero("slt", left, lanes)
+            self._one_vector(loop, trip, position, lanes, mask, 0, context)
+
+        if count.constant is not None:
+            self._known_vectors(loop, trip, lanes, copies, context, full)
+            return
+        x.bounded(count)
+        x.bounded(main)
+        f.branch(
+            x.compare_to_zero("sgt", linear(main), 1), lambda: f.loop(int64(0), main, block, full, stores), kind="split"
+        )
+        rest = x.compare_to_zero("slt", linear(main) - linear(count), 1)
+        if copies == 1:
+            f.branch(rest, lambda: masked(main), kind="split")
+        else:
+            f.branch(rest, lambda: f.loop(main, count, lanes, masked, stores), kind="split")
+
+    def _known_vectors(
+        self, loop: For, trip: Trip, lanes: int, copies: int, context: Context, full: Callable[[Value], None]
+    ) -> None:
+        """The same for a known number of iterations: no test is left."""
+        assert trip.count is not None, "the number of iterations is known"
+        block = lanes * copies
+        main = trip.count // block * block
+        if main:
+            self._f.loop(int64(0), int64(main), block, full, stored_buffers(loop.body))
+        for number, first in enumerate(range(main, trip.count, lanes)):
+            left = trip.count - first
+            mask = lane_mask(lanes, left) if left < lanes else None
+            self._one_vector(loop, trip, Linear(first), lanes, mask, number % copies, context)
+
+    def _one_vector(
+        self, loop: For, trip: Trip, first: Linear, lanes: int, mask: Value | None, copy: int, context: Context
+    ) -> None:
+        position = replace(trip.lower + first * trip.step, lane_factor=trip.step)
+        inner = replace(context, lanes=lanes, mask=both(self._f, context.mask, mask), copy=copy)
+        self.statement(loop.body, inner.bind(loop.var, position))
+
+    def count(self, trip: Trip) -> Value:
+        """The number of iterations; not positive where there are none."""
+        if trip.count is not None:
+            return int64(trip.count)
+        if trip.step == 1:
+            return scalar_of(self._f, trip.upper - trip.lower)
+        rounded = scalar_of(self._f, trip.upper - trip.lower + Linear(trip.step - 1))
+        return binary(self._f, "sdiv", rounded, int64(trip.step))
+
+
+def constant_extent(extent: object) -> int:
+    """An extent of a local buffer, which is known when the kernel is compiled."""
+    assert isinstance(extent, Const), "a local buffer has constant extents"
+    return int(extent.value)
+
+
+def row_major(extents: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Strides in elements of a C-contiguous array, and the number of its elements."""
+    strides: list[int] = []
+    count = 1
+    for extent in reversed(extents):
+        strides.append(count)
+        count *= extent
+    return tuple(reversed(strides)), count

@@ -1,0 +1,238 @@
+"""Stores of loop statements: into registers, into partial results of a vector loop, or into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from polyopt.codegen_c import memory, ops
+from polyopt.codegen_c.expressions import Context, Expressions, Slot, neutral_number
+from polyopt.codegen_c.llvm_text import Value
+from polyopt.codegen_c.memory import Address, Place
+from polyopt.codegen_c.values import (
+    Linear,
+    any_lane,
+    binary,
+    both,
+    compare,
+    constant,
+    convert,
+    int64,
+    lane_bits,
+    linear,
+    memory_scalar,
+    register_scalar,
+    select,
+    shuffle,
+    splat,
+)
+from polyopt.dsl.ir import Reducer
+from polyopt.loops.ir import Expr, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The running values of one reduction of a vector loop, lane by lane.
+
+    slots: one register per copy of the unrolled body
+    seen:  for a custom reducer: which lanes hold a value yet
+    """
+
+    store: Store
+    reducer: Reducer
+    lanes: int
+    slots: tuple[Slot, ...]
+    seen: tuple[Slot, ...]
+
+
+Partials = Mapping[tuple[str, tuple[Expr, ...]], Partial]
+
+
+class Stores:
+    """Emits stores into one LLVM function."""
+
+    def __init__(self, x: Expressions) -> None:
+        self._x = x
+        self._f = x.f
+
+    def store(self, store: Store, context: Context, partials: Partials) -> None:
+        x = self._x
+        partial = partials.get((store.buffer, store.indices))
+        if partial is not None:
+            self._accumulate(partial, x.value(store.value, context), context)
+            return
+        place = x.places[store.buffer]
+        value = x.value(store.value, context)
+        slot = x.promoted(store.buffer, store.indices, context)
+        if slot is not None:
+            self._store_register(store, place, slot, value, context)
+            return
+        indices = [x.index(index, context) for index in store.indices]
+        guard = x.checked(place, indices, store.checks, None, context)
+        address = memory.address_of(self._f, place, indices, context.lanes)
+        if context.lanes == 1:
+            self._guarded(guard, lambda: self._store_scalar(store, place, address, value))
+        else:
+            mask = both(self._f, context.mask, guard)
+            self._store_lanes(store, place, address, value, context.lanes, mask)
+
+    def _guarded(self, guard: Value | None, write: Callable[[], None]) -> None:
+        if guard is None:
+            write()
+        else:
+            self._f.branch(guard, write)
+
+    # --- registers -----------------------------------------------------------------------------------------
+
+    def _store_register(self, store: Store, place: Place, slot: Slot, value: Value, context: Context) -> None:
+        f = self._f
+        scalar = register_scalar(place.buffer.dtype)
+        if slot.lanes < value.lanes:
+            raise AssertionError("a vector is stored to one promoted element")
+        if store.reducer is not None:
+            value = self._combined(store, place, f.read(slot.pointer, scalar, slot.lanes), value)
+        if context.mask is not None:
+            value = select(f, context.mask, value, f.read(slot.pointer, scalar, slot.lanes))
+        f.write(slot.pointer, splat(f, value, slot.lanes))
+
+    def _combined(self, store: Store, place: Place, old: Value, value: Value) -> Value:
+        """`old` and `value`, combined in the reducer's dtype; of the buffer's dtype."""
+        assert store.reducer is not None, "only reductions combine"
+        reducer, dtype = store.reducer, place.buffer.dtype
+        wide = self._x.cast(old, dtype, reducer.dtype)
+        return self._x.cast(self._x.combine(reducer, wide, value), reducer.dtype, dtype)
+
+    # --- memory --------------------------------------------------------------------------------------------
+
+    def _store_scalar(self, store: Store, place: Place, address: Address, value: Value) -> None:
+        if store.reducer is not None:
+            value = self._combined(store, place, self._old(place, address, 1, None), value)
+        memory.write(self._f, place, address, 1, None, ops.to_memory(self._f, value, place.buffer.dtype))
+
+    def _old(self, place: Place, address: Address, lanes: int, mask: Value | None) -> Value:
+        stored = memory.read(self._f, place, address, lanes, mask, None)
+        return ops.from_memory(self._f, stored, place.buffer.dtype)
+
+    def _store_lanes(
+        self, store: Store, place: Place, address: Address, value: Value, lanes: int, mask: Value | None
+    ) -> None:
+        is_apart = address.scattered is None and abs(address.offset.lane_factor) >= place.itemsize
+        if not is_apart and (store.reducer is not None or address.is_uniform):
+            self._store_lane_by_lane(store, place, address, value, lanes, mask)
+            return
+        if store.reducer is not None:
+            value = self._combined(store, place, self._old(place, address, lanes, mask), value)
+        memory.write(self._f, place, address, lanes, mask, ops.to_memory(self._f, value, place.buffer.dtype))
+
+    def _store_lane_by_lane(
+        self, store: Store, place: Place, address: Address, value: Value, lanes: int, mask: Value | None
+    ) -> None:
+        """One lane after the other, for lanes that may meet in one element."""
+        f = self._f
+        value = splat(f, value, lanes)
+        values = self._spill(ops.to_memory(f, value, store.value.dtype))
+        offsets = self._spill(splat(f, address.scattered, lanes)) if address.scattered is not None else None
+        bits = None if mask is None else convert(f, "zext", lane_bits(f, mask), "i64")
+
+        def one(number: Value) -> None:
+            here = Linear(address.offset.constant, address.offset.terms) + linear(number) * address.offset.lane_factor
+            if offsets is not None:
+                here = here + linear(self._spilled(offsets, "i64", number)) * address.unit
+            element = Address(address.base, here)
+            raw = self._spilled(values, memory_scalar(store.value.dtype), number)
+            item = ops.from_memory(f, raw, store.value.dtype)
+            self._store_scalar(store, place, element, item)
+
+        def guarded(number: Value) -> None:
+            if bits is None:
+                one(number)
+                return
+            bit = binary(f, "and", binary(f, "lshr", bits, number), constant(1, "i64"))
+            f.branch(compare(f, "ne", bit, int64(0)), lambda: one(number))
+
+        f.loop(int64(0), int64(lanes), 1, guarded, frozenset({place.name}))
+
+    def _spill(self, vector: Value) -> Value:
+        stack = self._f.alloca(vector.type, 64)
+        self._f.write(stack, vector)
+        return stack
+
+    def _spilled(self, stack: Value, scalar: str, number: Value) -> Value:
+        f = self._f
+        place = f.instruction(f"getelementptr {scalar}, {stack}, {number}", "ptr", 1, [number], "cheap")
+        return f.read(place, scalar)
+
+    # --- partial results of vector loops -------------------------------------------------------------------
+
+    def open_partial(self, store: Store, lanes: int, copies: int) -> Partial:
+        """Registers for a reduction over a vector loop, set to what changes nothing."""
+        assert store.reducer is not None, "only reductions have partial results"
+        reducer = store.reducer
+        neutral = neutral_number(reducer)
+        start = constant(0 if neutral is None else neutral, register_scalar(reducer.dtype), lanes)
+        slots = tuple(self._slot(start) for _ in range(copies))
+        seen = tuple(self._slot(constant(False, "i1", lanes)) for _ in range(copies)) if neutral is None else ()
+        return Partial(store, reducer, lanes, slots, seen)
+
+    def _slot(self, start: Value) -> Slot:
+        slot = Slot(self._f.alloca(start.type, 64), start.lanes)
+        self._f.write(slot.pointer, start)
+        return slot
+
+    def _accumulate(self, partial: Partial, value: Value, context: Context) -> None:
+        f = self._f
+        scalar = register_scalar(partial.reducer.dtype)
+        slot = partial.slots[context.copy]
+        old = f.read(slot.pointer, scalar, slot.lanes)
+        new = splat(f, self._x.combine(partial.reducer, old, value), slot.lanes)
+        if partial.seen:
+            seen = f.read(partial.seen[context.copy].pointer, "i1", slot.lanes)
+            new = select(f, seen, new, value)
+            active = context.mask or constant(True, "i1", slot.lanes)
+            f.write(partial.seen[context.copy].pointer, binary(f, "or", seen, active))
+        f.write(slot.pointer, new if context.mask is None else select(f, context.mask, new, old))
+
+    def close_partial(self, partial: Partial, context: Context) -> None:
+        """Combines lanes and copies in a tree, then the result with the element, once."""
+        f = self._f
+        scalar = register_scalar(partial.reducer.dtype)
+        values = [f.read(slot.pointer, scalar, slot.lanes) for slot in partial.slots]
+        seen: list[Value] | None = [f.read(slot.pointer, "i1", slot.lanes) for slot in partial.seen] or None
+        while len(values) > 1:
+            values, seen = self._fold(partial.reducer, values[0::2], values[1::2], seen)
+        while values[0].lanes > 1:
+            half = values[0].lanes // 2
+            low, high = range(half), range(half, 2 * half)
+            split = [[shuffle(f, values[0], part)] for part in (low, high)]
+            if seen is not None:
+                seen = [shuffle(f, seen[0], low), shuffle(f, seen[0], high)]
+            values, seen = self._fold(partial.reducer, split[0], split[1], seen)
+        self._store_result(partial.store, values[0], None if seen is None else seen[0], context)
+
+    def _fold(
+        self, reducer: Reducer, left: list[Value], right: list[Value], seen: list[Value] | None
+    ) -> tuple[list[Value], list[Value] | None]:
+        f = self._f
+        totals = [self._x.combine(reducer, a, b) for a, b in zip(left, right, strict=True)]
+        if seen is None:
+            return totals, None
+        pairs = list(zip(seen[0::2], seen[1::2], strict=True))
+        chosen = [
+            select(f, first, select(f, second, total, a), b)
+            for total, a, b, (first, second) in zip(totals, left, right, pairs, strict=True)
+        ]
+        return chosen, [binary(f, "or", first, second) for first, second in pairs]
+
+    def _store_result(self, store: Store, value: Value, seen: Value | None, context: Context) -> None:
+        x = self._x
+        place = x.places[store.buffer]
+
+        def write() -> None:
+            slot = x.promoted(store.buffer, store.indices, context)
+            if slot is not None:
+                self._store_register(store, place, slot, value, context)
+                return
+            indices = [x.index(index, context) for index in store.indices]
+            self._store_scalar(store, place, memory.address_of(self._f, place, indices, 1), value)
+
+        self._guarded(None if seen is None else any_lane(self._f, seen), write)
