@@ -127,7 +127,9 @@ class _Fuser:
             between = [
                 d for d in dependences if d.source in pair[0] and d.target in pair[1]
             ]
-            group, reason = self.joined(groups[producer], groups[consumer], between, remaining, inside_parallel)
+            group, reason = self.joined(
+                groups[producer], groups[consumer], between, dependences, remaining, inside_parallel
+            )
             self.record(groups[producer], groups[consumer], between, group is not None, reason)
             if group is not None:
                 return producer, consumer, group
@@ -145,14 +147,17 @@ class _Fuser:
         producer: _Group,
         consumer: _Group,
         between: Sequence[Dependence],
+        dependences: Sequence[Dependence],
         remaining: Remaining,
         inside_parallel: bool,
     ) -> tuple[_Group | None, str]:
         """The two groups as one, or None with the reason."""
-        if producer.recurrent or consumer.recurrent:
-            return None, "one side runs its loop in order"
         if not producer.candidates or not consumer.candidates:
             return None, "no loop is left to share"
+        if producer.recurrent and consumer.recurrent:
+            return self.joined_recurrences(producer, consumer, dependences, remaining)
+        if producer.recurrent or (consumer.recurrent and not self.only_starts(producer, between)):
+            return None, "one side runs its loop in order"
         reason = self.unprofitable(producer, consumer, between, remaining)
         if reason:
             return None, reason
@@ -162,21 +167,39 @@ class _Fuser:
             for other, other_used in zip(consumer.candidates, consumer.spent, strict=True):
                 both = {**rows, **other}
                 all_used = {**used, **other_used}
-                if not inside_parallel and self.loses_parallelism(all_used, producer, consumer):
+                keeps = inside_parallel or consumer.recurrent
+                if not keeps and self.loses_parallelism(all_used, producer, consumer):
                     continue
                 if self.tester.is_coincident(between, both):
                     candidates.append(both)
                     spent.append(all_used)
         if not candidates:
             return None, "no loop makes and uses each value in one iteration"
-        group = _Group(producer.statements + consumer.statements, tuple(candidates), tuple(spent))
+        names = producer.statements + consumer.statements
+        group = _Group(names, tuple(candidates), tuple(spent), recurrent=consumer.recurrent)
         return group, f"share the loop over {', '.join(dict.fromkeys(spent[0].values()))}"
+
+    def joined_recurrences(
+        self, producer: _Group, consumer: _Group, dependences: Sequence[Dependence], remaining: Remaining
+    ) -> tuple[_Group | None, str]:
+        """Two recurrences in one loop that runs in order, where one row serves both."""
+        names = producer.statements + consumer.statements
+        choice = choose_rows(names, _within(names, dependences), remaining, self.tester)
+        if choice is None or not choice.settles:
+            return None, "no row runs both recurrences in order"
+        group = _Group(names, (choice.rows,), (choice.spent,), recurrent=not choice.coincident)
+        return group, f"run in order together: {choice.why}"
+
+    @staticmethod
+    def only_starts(producer: _Group, between: Sequence[Dependence]) -> bool:
+        """Whether the producer only writes start values of the consumer's reductions."""
+        return {d.source for d in between if d.kind == "start"} == set(producer.statements)
 
     def unprofitable(
         self, producer: _Group, consumer: _Group, between: Sequence[Dependence], remaining: Remaining
     ) -> str:
         """Why sharing a loop would cost more than it saves; empty where it pays."""
-        if {d.source for d in between if d.kind == "start"} == set(producer.statements):
+        if self.only_starts(producer, between):
             return ""
         if any(self.is_open_contraction(name, remaining) for name in consumer.statements):
             return "the consumer's register tile would lose its reuse"

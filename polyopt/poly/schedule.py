@@ -27,12 +27,14 @@ class RowChoice:
     spent:      the axis of each statement that the row replaces
     coincident: no dependence is carried
     why:        for the report
+    settles:    whether no recurrence is left inside
     """
 
     rows: Rows
     spent: Mapping[str, str]
     coincident: bool
     why: str
+    settles: bool = True
 
 
 def choose_rows(
@@ -63,12 +65,12 @@ def choose_rows(
     if not carried:
         return None
     rows, _ = min(carried, key=lambda pair: len(pair[1]))
-    return _choice(rows, why="carries most dependences")
+    return _choice(rows, why="carries most dependences", settles=False)
 
 
-def _choice(rows: Rows, *, coincident: bool = False, why: str) -> RowChoice:
+def _choice(rows: Rows, *, coincident: bool = False, why: str, settles: bool = True) -> RowChoice:
     spent = {name: next((atom.name for atom, _ in row.terms), "") for name, row in rows.items()}  # type: ignore[union-attr]  # rows of plain axes
-    return RowChoice(dict(rows), spent, coincident, why)
+    return RowChoice(dict(rows), spent, coincident, why, settles)
 
 
 def _legal_assignments(

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 
 import islpy as isl
 
-from polyopt.dsl.affine import Affine, AxisRef, constant
+from polyopt.dsl.affine import Affine, AxisRef, axis, constant
 from polyopt.poly.dependence import Dependence, Dependences
 from polyopt.poly.distance import DistanceTester
+from polyopt.poly.lifetimes import overwritten
+from polyopt.poly.order import Order
 from polyopt.poly.scop import Array, Scop
 from polyopt.poly.space import Space, affine_from_aff
-from polyopt.poly.tree import Leaf, Loop, Sequence as TreeSequence, Tree, statements
+from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
+from polyopt.poly.tree import Sequence as TreeSequence
 
 _IN, _OUT = isl.dim_type.in_, isl.dim_type.out
 
@@ -62,9 +65,10 @@ class StoragePlan:
         return "\n".join(str(b) for b in self.buffers) or "no temporaries"
 
 
-def decide(scop: Scop, dependences: Dependences, tree: Tree) -> StoragePlan:
-    """The smallest storage found for each local array under the final schedule."""
-    planner = _Planner(scop, dependences, DistanceTester.of(scop))
+def decide(scop: Scop, dependences: Dependences, tree: Tree, schedule: isl.Schedule) -> StoragePlan:
+    """The smallest storage found for each local array under the final schedule (`tree`, and the same as isl's)."""
+    kinds = {loop.name: loop.kind for loop in loops(tree)}
+    planner = _Planner(scop, dependences, DistanceTester.of(scop), Order.of(scop, schedule, kinds))
     return StoragePlan(tuple(planner.storage(array, tree) for array in scop.arrays if array.role == "local"))
 
 
@@ -79,6 +83,7 @@ class _Planner:
     scop: Scop
     dependences: Dependences
     tester: DistanceTester
+    order: Order
 
     def storage(self, array: Array, tree: Tree) -> Storage:
         users = [
@@ -109,19 +114,31 @@ class _Planner:
         if not array.shape:
             return Storage(array.name, tuple(loop.name for loop in scope), (), (), ())
         touched = self.touched(array, users, scope)
-        hull = touched.get_range_simple_fixed_box_hull()
-        if not hull.is_valid():
-            offset, extent = (constant(0),) * len(array.shape), array.shape
-        else:
-            offset = tuple(self.offset(hull.get_offset().get_at(d), scope) for d in range(len(array.shape)))
-            extent = tuple(constant(int(hull.get_size().get_at(d).to_python())) for d in range(len(array.shape)))
+        sides = [
+            self.side(subscript_relation(touched, d), scope) or (constant(0), extent) for d, extent in enumerate(array.shape)
+        ]
+        offset, extent = zip(*sides, strict=True)
         return Storage(array.name, tuple(loop.name for loop in scope), offset, extent, (None,) * len(array.shape))
 
-    @staticmethod
-    def offset(aff: isl.Aff, scope: Sequence[Loop]) -> Affine:
-        for position, loop in enumerate(scope):
-            aff = aff.set_dim_name(_IN, position, loop.name)
-        return affine_from_aff(aff)
+    def side(self, line: isl.Map, scope: Sequence[Loop]) -> tuple[Affine, Affine] | None:
+        """The first element and the constant number of elements of one dimension, over all iterations.
+
+        line: `{ [rows of the scope] -> [element] }`. Every piece of the least element is tried as the first one
+        held; the one that needs least space is taken. None where no constant size suffices.
+        """
+        best: tuple[Affine, Affine] | None = None
+        for _, piece in line.lexmin_pw_multi_aff().get_pw_aff(0).get_pieces():
+            first = piece.gist(line.domain())
+            held = line.flat_range_product(isl.Map.from_aff(first)).range().apply(_difference(self.scop.sizes))
+            lowest, greatest = held.dim_min_val(0), held.dim_max_val(0)
+            if not (lowest.is_int() and greatest.is_int()) or lowest.is_neg():
+                continue
+            extent = constant(int(greatest.to_python()) + 1)
+            if best is None or extent.constant < best[1].constant:
+                for position, loop in enumerate(scope):
+                    first = first.set_dim_name(_IN, position, loop.name)
+                best = affine_from_aff(first), extent
+        return best
 
     def touched(self, array: Array, users: Sequence[str], scope: Sequence[Loop]) -> isl.Map:
         """`{ [rows of the scope] -> array[element] }`"""
@@ -152,6 +169,8 @@ class _Planner:
             return whole(array)
         shape = tuple(constant(modulus) if d == dimension else e for d, e in enumerate(array.shape))
         modulo = tuple(modulus if d == dimension else None for d in range(len(array.shape)))
+        if overwritten(array.name, modulo, (d for d in own if d in self.dependences.ordered), self.order):
+            return whole(array)
         return Storage(array.name, (), (constant(0),) * len(array.shape), shape, modulo)
 
     def planes(self, array: Array, own: Sequence[Dependence], tree: Tree) -> tuple[int, int] | None:
@@ -194,6 +213,18 @@ class _Planner:
             return value.constant if value.is_constant else None
         value = deltas.dim_max_val(0)
         return int(value.to_python()) if value.is_int() else None
+
+
+def subscript_relation(relation: isl.Map, dimension: int) -> isl.Map:
+    """The relation to one subscript alone."""
+    rank = relation.dim(_OUT)
+    relation = relation.reset_tuple_id(_OUT).project_out(_OUT, dimension + 1, rank - dimension - 1)
+    return relation.project_out(_OUT, 0, dimension)
+
+
+def _difference(sizes: tuple[str, ...]) -> isl.Map:
+    """`{ [element, first] -> [element - first] }`"""
+    return isl.Map.from_aff(Space("", ("element", "first"), sizes).aff(axis("element") - axis("first")))
 
 
 def common_loops(tree: Tree, names: Sequence[str]) -> Iterator[Loop]:

@@ -1,0 +1,237 @@
+"""Exact rewrites of a program: what the equations say stays the same, bit for bit.
+
+Constants are folded, equations that no result needs are dropped, and a pointwise producer is written into its
+consumers where computing it again costs less than storing and loading it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from polyopt.dsl import ir
+from polyopt.dsl.affine import (
+    FALSE,
+    TRUE,
+    Affine,
+    AxisRef,
+    Condition,
+    axes_of,
+    holds,
+    map_condition,
+    substitute,
+)
+from polyopt.dsl.affine import And, Compare, Not, Or
+from polyopt.dsl.builtins import BUILTINS
+
+REPEATED_COST = 16
+"""Scalar operations worth repeating per element rather than storing and loading a temporary."""
+
+LARGEST_VALUE = 400
+"""Nodes of an expression beyond which nothing more is written into it."""
+
+_COSTS = {"truediv": 4, "sqrt": 4, "floordiv": 4, "mod": 4}
+_CHEAP = 1
+_FUNCTION = 20
+
+
+def rewrite(program: ir.Program, *, numerics: str = "default") -> ir.Program:
+    """The program after all exact rewrites; resolved programs stay resolved."""
+    folded = replace(program, equations=tuple(_map_values(e, fold) for e in program.equations))
+    return drop_unused(inline(folded))
+
+
+# --- constant folding -----------------------------------------------------------------------------------------
+
+
+def fold(expr: ir.Expr) -> ir.Expr:
+    """The expression with operations on constants evaluated in their dtype, and decided choices taken."""
+    expr = ir.rebuild(expr, fold)
+    match expr:
+        case ir.Op(name, args, dtype) if all(isinstance(arg, ir.Const) for arg in args):
+            values = [np.asarray(arg.value, arg.dtype.numpy) for arg in args if isinstance(arg, ir.Const)]
+            with np.errstate(all="ignore"):
+                result = np.asarray(BUILTINS[name].numpy(*values)).astype(dtype.numpy)
+            exact = dtype.is_integer or dtype.is_bool or BUILTINS[name].ulp == 0
+            return ir.Const(result.item(), dtype) if exact else expr
+        case ir.Cast(ir.Const(value, source), dtype):
+            with np.errstate(all="ignore"):
+                return ir.Const(np.asarray(value, source.numpy).astype(dtype.numpy).item(), dtype)
+        case ir.Where(condition, then, otherwise):
+            decided = _decided(condition)
+            return expr if decided is None else then if decided else otherwise
+        case _:
+            return expr
+
+
+def _decided(condition: Condition) -> bool | None:
+    """Whether a condition holds everywhere or nowhere by its constants alone."""
+    if condition == TRUE or condition == FALSE:
+        return condition == TRUE
+    match condition:
+        case Compare(left) if left.is_constant:
+            return bool(holds(condition, {}, {}))
+        case Not(part):
+            inner = _decided(part)
+            return None if inner is None else not inner
+        case And(parts):
+            verdicts = [_decided(part) for part in parts]
+            return False if False in verdicts else None if None in verdicts else True
+        case Or(parts):
+            verdicts = [_decided(part) for part in parts]
+            return True if True in verdicts else None if None in verdicts else False
+        case _:
+            return None
+
+
+# --- dead code ------------------------------------------------------------------------------------------------
+
+
+def drop_unused(program: ir.Program) -> ir.Program:
+    """The program without tensors that no result depends on."""
+    reached: set[str] = set()
+    work = list(program.results)
+    while work:
+        name = work.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        for equation in program.definitions(name):
+            work.extend(read.tensor for read in _equation_reads(equation))
+    return replace(
+        program,
+        tensors=tuple(t for t in program.tensors if t.name in reached or t.role == "input"),
+        equations=tuple(e for e in program.equations if e.tensor in reached),
+    )
+
+
+def _equation_reads(equation: ir.Equation) -> Iterator[ir.Read]:
+    for subscript in equation.subscripts:
+        if isinstance(subscript, ir.DataIndex):
+            yield from ir.reads(subscript.value)
+    yield from ir.reads(equation.value)
+
+
+# --- inlining -------------------------------------------------------------------------------------------------
+
+
+def inline(program: ir.Program) -> ir.Program:
+    """Writes pointwise producers into their consumers, in order, where that pays."""
+    for tensor in program.tensors:
+        producer = _pointwise(program, tensor)
+        if producer is None or not _pays(program, producer):
+            continue
+        rewritten = tuple(
+            _map_values(e, lambda value: _with(value, producer)) if e.tensor != tensor.name else e
+            for e in program.equations
+        )
+        candidate = replace(program, equations=tuple(e for e in rewritten if e.tensor != tensor.name))
+        if all(sum(1 for _ in ir.walk(e.value)) <= LARGEST_VALUE for e in candidate.equations):
+            program = replace(candidate, tensors=tuple(t for t in program.tensors if t.name != tensor.name))
+    return program
+
+
+def _pointwise(program: ir.Program, tensor: ir.Tensor) -> ir.Equation | None:
+    """The one definition of a local tensor, if every element is a plain expression of its own indices."""
+    definitions = program.definitions(tensor.name)
+    if tensor.role != "local" or len(definitions) != 1:
+        return None
+    equation = definitions[0]
+    alone = tuple(Affine(0, ((AxisRef(a.name), 1),)) for a in equation.axes)
+    plain = not equation.is_accumulation and equation.guard == TRUE and equation.subscripts == alone
+    if not plain or any(isinstance(node, ir.Reduce) for node in ir.walk(equation.value)):
+        return None
+    if any(read.tensor == tensor.name for read in ir.reads(equation.value)):
+        return None
+    return equation
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A read of a producer. consumer: name of the equation; repeats: whether axes around it leave it unchanged."""
+
+    consumer: str
+    read: ir.Read
+    repeats: bool
+
+
+def _pays(program: ir.Program, producer: ir.Equation) -> bool:
+    uses = [use for e in program.equations for use in _uses(e, producer.tensor)]
+    if any(use.read.boundary is not None for use in uses):
+        return False
+    if any(not isinstance(s, Affine) for use in uses for s in use.read.subscripts):
+        return False
+    if any(e.tensor == producer.tensor for e in program.equations if e is not producer):
+        return False
+    own = cost(producer.value)
+    if own == 0:
+        return True
+    if any(use.repeats for use in uses):
+        return False
+    places = {(use.consumer, use.read) for use in uses}
+    return len(places) <= 1 or own * len(places) <= REPEATED_COST
+
+
+def _uses(equation: ir.Equation, tensor: str) -> Iterator[_Use]:
+    """Reads of `tensor` in an equation, data subscripts of its left side included."""
+    around = frozenset(a.name for a in equation.all_axes)
+    for subscript in equation.subscripts:
+        if isinstance(subscript, ir.DataIndex):
+            yield from _uses_in(subscript.value, tensor, around, equation.name)
+    yield from _uses_in(equation.value, tensor, around, equation.name)
+
+
+def _uses_in(expr: ir.Expr, tensor: str, around: frozenset[str], consumer: str) -> Iterator[_Use]:
+    if isinstance(expr, ir.Read) and expr.tensor == tensor:
+        used = frozenset().union(*(axes_of(s) for s in expr.subscripts if isinstance(s, Affine)))
+        yield _Use(consumer, expr, bool(around - used))
+    inner = around | frozenset(a.name for a in expr.axes) if isinstance(expr, ir.Reduce) else around
+    for child in ir.children(expr):
+        yield from _uses_in(child, tensor, inner, consumer)
+
+
+def cost(expr: ir.Expr) -> int:
+    """Scalar operations of an expression; a read, a constant or an index costs nothing."""
+    match expr:
+        case ir.Op(name):
+            own = _FUNCTION if BUILTINS[name].ulp else _COSTS.get(name, _CHEAP)
+        case ir.Where() | ir.Cast():
+            own = _CHEAP
+        case _:
+            own = 0
+    return own + sum(cost(child) for child in ir.children(expr))
+
+
+def _with(expr: ir.Expr, producer: ir.Equation) -> ir.Expr:
+    """The expression with reads of the producer's tensor replaced by its value."""
+    expr = ir.rebuild(expr, lambda child: _with(child, producer))
+    if isinstance(expr, ir.Read) and expr.tensor == producer.tensor:
+        at = {a.name: s for a, s in zip(producer.axes, expr.subscripts, strict=True) if isinstance(s, Affine)}
+        return _at(producer.value, at)
+    return expr
+
+
+def _at(expr: ir.Expr, at: Mapping[str, Affine]) -> ir.Expr:
+    """The expression with axes replaced by affine expressions."""
+
+    def moved(affine: Affine) -> Affine:
+        return substitute(affine, lambda atom: at.get(atom.name) if isinstance(atom, AxisRef) else None)
+
+    expr = ir.rebuild(expr, lambda child: _at(child, at))
+    match expr:
+        case ir.IndexValue(affine):
+            return replace(expr, affine=moved(affine))
+        case ir.Read(subscripts=subscripts):
+            return replace(expr, subscripts=tuple(moved(s) if isinstance(s, Affine) else s for s in subscripts))
+        case ir.Where(condition):
+            return replace(expr, condition=map_condition(condition, moved))
+        case _:
+            return expr
+
+
+def _map_values(equation: ir.Equation, change: Callable[[ir.Expr], ir.Expr]) -> ir.Equation:
+    """The equation with its value and its data subscripts changed."""
+    subscripts = tuple(ir.DataIndex(change(s.value)) if isinstance(s, ir.DataIndex) else s for s in equation.subscripts)
+    return replace(equation, value=change(equation.value), subscripts=subscripts)

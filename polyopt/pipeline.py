@@ -1,0 +1,289 @@
+"""The chain of values from a program to a kernel, each one made when it is asked for.
+
+`Lowering` is what `op.lower` returns: every stage is an attribute. `build` runs the chain to object code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import islpy as isl
+
+from polyopt import report as reports
+from polyopt import target as targets
+from polyopt.codegen_c import emit, mapping
+from polyopt.dsl import ir
+from polyopt.dsl.affine import Affine, axes_of, condition_text
+from polyopt.errors import ArgumentError
+from polyopt.fusion import decide as fusion_decide
+from polyopt.fusion import rewrite
+from polyopt.fusion.plan import FusionPlan
+from polyopt.loops import lower as loops_lower
+from polyopt.loops.ir import Expr, For, LoopProgram
+from polyopt.loops.ir import walk as walk_statements
+from polyopt.poly import dependence, extract, legality, ranges, storage
+from polyopt.poly import tree as trees
+from polyopt.poly.dependence import Dependences
+from polyopt.poly.legality import Proof
+from polyopt.poly.scop import Scop
+from polyopt.poly.storage import StoragePlan
+from polyopt.poly.tree import Tree
+from polyopt.runtime import extent, jit
+from polyopt.runtime.kernel import ArrayInfo, ConditionInfo, KernelInfo, SiteInfo
+from polyopt.target import Target
+from polyopt.tiling import apply as tiling_apply
+from polyopt.tiling import decide as tiling_decide
+from polyopt.tiling.plan import TilingPlan
+
+if TYPE_CHECKING:
+    from polyopt.codegen_c.emit import LlvmModule
+
+_LOG = logging.getLogger(__name__)
+_STAGE_LOGS = {name: logging.getLogger(f"polyopt.{name}") for name in ("schedule", "fusion", "codegen")}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a kernel is specialised to, apart from the program.
+
+    numerics: "default", "strict" or "fast"
+    dynamic:  names of the sizes that stay symbolic
+    layouts:  byte strides per argument or result; None, or absent, for C-contiguous
+    """
+
+    numerics: str = "default"
+    target: Target = field(default_factory=targets.host)
+    dynamic: tuple[str, ...] = ()
+    layouts: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Object code, how to call it, and its report."""
+
+    object_code: bytes
+    info: KernelInfo
+    report: str
+
+
+def resolve(program: ir.Program) -> ir.Program:
+    """The program with index ranges and shapes found and its meaning checked.
+
+    Raises `DefinitionError`, `ShapeError` or `BoundsError` with a concrete witness.
+    """
+    return ranges.resolve(program)
+
+
+def lower(program: ir.Program, options: Options) -> Lowering:
+    """The stages of a resolved program."""
+    return Lowering(program, options)
+
+
+def build(program: ir.Program, options: Options) -> Built:
+    """Object code of a resolved program, its schedule proved legal."""
+    lowering = Lowering(program, options)
+    lowering.verify()
+    return Built(jit.compile_object(lowering.module.text, options.target), lowering.info, str(lowering.report()))
+
+
+@dataclass(frozen=True, eq=False)
+class Lowering:
+    """All stages of one problem. program: the equations with their ranges, shapes and sizes."""
+
+    program: ir.Program
+    options: Options
+
+    @cached_property
+    def rewritten(self) -> ir.Program:
+        """The program after exact rewrites."""
+        return rewrite.rewrite(self.program, numerics=self.options.numerics)
+
+    @cached_property
+    def scop(self) -> Scop:
+        """Statements with domains and access relations."""
+        return extract.extract(self.rewritten)
+
+    @property
+    def domains(self) -> isl.UnionSet:
+        """All instances of all statements."""
+        union = isl.UnionSet.from_set(self.scop.statements[0].domain)
+        for statement in self.scop.statements[1:]:
+            union = union.union(isl.UnionSet.from_set(statement.domain))
+        return union
+
+    @property
+    def accesses(self) -> Mapping[str, isl.UnionMap]:
+        """Instances to elements: "reads" and "writes"."""
+        reads = isl.UnionMap("{ }")
+        writes = isl.UnionMap("{ }")
+        for statement in self.scop.statements:
+            writes = writes.union(isl.UnionMap.from_map(statement.write))
+            for access in statement.reads:
+                reads = reads.union(isl.UnionMap.from_map(access.relation))
+        return {"reads": reads, "writes": writes}
+
+    @cached_property
+    def dependences(self) -> Dependences:
+        """What must run before what."""
+        return dependence.compute(self.scop, strict=self.options.numerics == "strict")
+
+    @cached_property
+    def fusion(self) -> FusionPlan:
+        """Which statements share which loops, and why."""
+        plan = fusion_decide.decide(self.scop, self.dependences)
+        for decision in plan.decisions:
+            _STAGE_LOGS["fusion"].info("%s: %s", self.program.name, decision)
+        return plan
+
+    @cached_property
+    def _fused(self) -> Tree:
+        return trees.numbered(self.fusion.tree)
+
+    @cached_property
+    def tiling(self) -> TilingPlan:
+        """Tiles, register tiles and lanes, and why."""
+        return tiling_decide.decide(self.scop, self._fused, self.options.target)
+
+    @cached_property
+    def _tiled(self) -> Tree:
+        return tiling_apply.apply(self._fused, self.tiling)
+
+    @cached_property
+    def mapping(self) -> mapping.CpuMapping:
+        """Which loops run on several threads."""
+        return mapping.decide(self.scop, self._tiled)
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The final loop tree."""
+        return mapping.apply(self._tiled, self.mapping)
+
+    @cached_property
+    def schedule(self) -> isl.Schedule:
+        """The final schedule tree."""
+        _STAGE_LOGS["schedule"].info("%s:\n%s", self.program.name, trees.tree_text(self.tree))
+        return trees.as_schedule(self.tree, self.scop)
+
+    @cached_property
+    def storage(self) -> StoragePlan:
+        """Where each temporary lives."""
+        return storage.decide(self.scop, self.dependences, self.tree, self.schedule)
+
+    @cached_property
+    def loops(self) -> LoopProgram:
+        """The loop program."""
+        return loops_lower.lower(
+            self.scop,
+            self.tree,
+            self.storage,
+            parameters=self.program.parameters,
+            results=self.program.results,
+            strides=self.options.layouts,
+        )
+
+    @cached_property
+    def proof(self) -> Proof:
+        """The ledger of proved claims; made once, on every compile."""
+        return self.verify()
+
+    def verify(self) -> Proof:
+        """Proves from scratch that the final schedule computes what the equations say.
+
+        Raises `LegalityError` with a violating pair of instances.
+        """
+        kinds = {loop.name: loop.kind for loop in trees.loops(self.tree)}
+        dependences = dependence.compute(self.scop, strict=self.options.numerics == "strict")
+        return legality.prove(self.scop, dependences, self.schedule, kinds, self.storage)
+
+    @cached_property
+    def module(self) -> LlvmModule:
+        """The LLVM IR of the kernel."""
+        return emit.emit(self.loops, vector_bits=self.options.target.vector_bits, numerics=self.options.numerics)
+
+    def source(self, kind: str = "c") -> str:
+        """The kernel as text: "c", "llvm" or "asm". Raises `ArgumentError` for any other kind."""
+        match kind:
+            case "c":
+                from polyopt.codegen_c import c_source
+
+                return c_source.as_c(self.loops)
+            case "llvm":
+                return self.module.text
+            case "asm":
+                return jit.assembly(self.module.text, self.options.target)
+            case _:
+                raise ArgumentError(f"there is no source of kind '{kind}'", fix="one of c, llvm, asm")
+
+    def report(self) -> reports.Report:
+        """Flops, bytes, what was fused and why, tiles, storage and the proof."""
+        return reports.make(self)
+
+    @cached_property
+    def info(self) -> KernelInfo:
+        """How to call the kernel."""
+        loops = self.loops
+        return KernelInfo(
+            entry=self.module.entry,
+            arguments=tuple(
+                ArrayInfo(
+                    buffer.name,
+                    buffer.dtype,
+                    "output" if buffer.name in loops.written else "input",
+                    tuple(extent.from_expr(e) for e in buffer.shape),
+                    None if buffer.strides is None else tuple(extent.from_expr(e) for e in buffer.strides),
+                )
+                for buffer in loops.arguments
+            ),
+            parameters=loops.sizes,
+            shared_bytes=_as_extent(self.module.shared_bytes),
+            private_bytes=_as_extent(self.module.private_bytes),
+            is_parallel=any(isinstance(s, For) and s.kind == "parallel" for s in walk_statements(loops.body)),
+            sites=tuple(SiteInfo(site.array, site.dimension, site.span) for site in loops.sites),
+            conditions=tuple(
+                ConditionInfo(condition_text(c), extent.from_condition(c)) for c in self.program.conditions
+            ),
+            in_place=_in_place(self.scop, self.program),
+        )
+
+    def __str__(self) -> str:
+        from polyopt.loops.text import loop_text
+
+        return loop_text(self.loops)
+
+
+def _as_extent(amount: int | Expr) -> extent.Extent:
+    return amount if isinstance(amount, int) else extent.from_expr(amount)
+
+
+def _in_place(scop: Scop, program: ir.Program) -> tuple[tuple[str, str], ...]:
+    """Pairs (result, input) that may be the same memory.
+
+    Every instance that reads an element of the input is the one that writes that element of the result, after
+    reading it, and nothing else writes the result.
+    """
+    pairs = []
+    for result in program.results:
+        writers = scop.writers(result)
+        for parameter in program.parameters:
+            if program.tensor(parameter).dtype != program.tensor(result).dtype:
+                continue
+            readers = {s.name for s in scop.statements if any(a.read.tensor == parameter for a in s.reads)}
+            same = all(
+                access.read.boundary is None and _is_same_element(access.read.subscripts, writer.subscripts)
+                for writer in writers
+                for access in writer.reads
+                if access.read.tensor == parameter
+            )
+            plain = all(w.role == "define" for w in writers) and len(writers) == 1
+            if plain and readers <= {w.name for w in writers} and same:
+                pairs.append((result, parameter))
+    return tuple(pairs)
+
+
+def _is_same_element(read: tuple[ir.Subscript, ...], written: tuple[ir.Subscript, ...]) -> bool:
+    """Whether a reference in a definition is to the element that it defines."""
+    return read == written and all(isinstance(s, Affine) and axes_of(s) for s in read)

@@ -1,0 +1,118 @@
+"""When instances run: the order that a schedule tree and the kinds of its loops guarantee, and no more.
+
+Inside a parallel or vector loop nothing is ordered. Both the storage planner and the proof ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import islpy as isl
+
+from polyopt.errors import LegalityError
+from polyopt.poly.scop import Scop
+from polyopt.poly.tree import LoopKind
+
+_NODE = isl.schedule_node_type
+CONCURRENT = ("parallel", "vector")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One coordinate of an instance's date: a loop's row, or a position in a sequence.
+
+    loop: the loop's name; empty for a sequence
+    row:  `{ S[x] -> [value] }`; None for a sequence
+    """
+
+    loop: str
+    kind: LoopKind
+    row: isl.Map | None
+    position: int = 0
+
+
+def _steps(node: isl.ScheduleNode, name: str, kinds: Mapping[str, LoopKind]) -> tuple[Step, ...]:
+    """The date of a statement's instances: what stands on the way from the root of the schedule tree to it."""
+    steps: list[Step] = []
+    mark = ""
+    while (kind := node.get_type()) != _NODE.leaf:
+        if kind == _NODE.mark:
+            mark = node.mark_get_id().get_name()
+            node = node.child(0)
+        elif kind == _NODE.band:
+            assert node.band_n_member() == 1 and mark in kinds, "every loop is one band under its own mark"
+            rows = isl.UnionMap.from_multi_union_pw_aff(node.band_get_partial_schedule())
+            steps.append(Step(mark, kinds[mark], _of_statement(rows, name)))
+            node = node.child(0)
+        elif kind in (_NODE.sequence, _NODE.set):
+            position = next(n for n in range(node.n_children()) if name in _names(node.child(n).filter_get_filter()))
+            steps.append(Step("", "serial", None, position))
+            node = node.child(position).child(0)
+        else:
+            raise LegalityError("the schedule has a node that cannot be read back", why=str(kind))
+    return tuple(steps)
+
+
+def _names(domain: isl.UnionSet) -> set[str]:
+    sets = domain.get_set_list()
+    return {sets.get_at(n).get_tuple_name() for n in range(sets.n_set())}
+
+
+def _of_statement(rows: isl.UnionMap, name: str) -> isl.Map:
+    maps = rows.get_map_list()
+    found = (maps.get_at(n) for n in range(maps.n_map()))
+    return next(m for m in found if m.get_tuple_name(isl.dim_type.in_) == name)
+
+
+@dataclass(slots=True, eq=False)
+class Order:
+    """The guaranteed order of a scop's instances under one schedule."""
+
+    scop: Scop
+    steps: Mapping[str, tuple[Step, ...]]
+    _orders: dict[tuple[str, str], isl.Map] = field(default_factory=dict)
+
+    @staticmethod
+    def of(scop: Scop, schedule: isl.Schedule, kinds: Mapping[str, LoopKind]) -> Order:
+        """Reads the order back from an isl schedule tree whose loops are single-member bands under marks.
+
+        kinds: how each loop, by the name in its mark, is mapped
+        """
+        root = schedule.get_root().child(0)
+        return Order(scop, {s.name: _steps(root, s.name, kinds) for s in scop.statements})
+
+    def before(self, first: str, second: str) -> isl.Map:
+        """`{ first[x] -> second[y] : x surely runs before y }`"""
+        if (first, second) not in self._orders:
+            self._orders[first, second] = self._before(first, second)
+        return self._orders[first, second]
+
+    def _before(self, first: str, second: str) -> isl.Map:
+        together = self.pairs(first, second)
+        ordered = together - together
+        for one, other in self.common(first, second):
+            if one.row is None or other.row is None:
+                if one.position < other.position:
+                    ordered = ordered | together
+                if one.position != other.position:
+                    break
+                continue
+            if one.kind not in CONCURRENT:
+                ordered = ordered | (together & _rows_related(one.row, other.row, isl.Map.lex_lt))
+            together = together & one.row.apply_range(other.row.reverse())
+        return ordered
+
+    def pairs(self, first: str, second: str) -> isl.Map:
+        return isl.Map.from_domain_and_range(self.scop.statement(first).domain, self.scop.statement(second).domain)
+
+    def common(self, first: str, second: str) -> Iterator[tuple[Step, Step]]:
+        """The steps shared by two statements, up to the sequence where they part."""
+        for one, other in zip(self.steps[first], self.steps[second], strict=False):
+            yield one, other
+            if one.row is None and one.position != other.position:
+                return
+
+
+def _rows_related(first: isl.Map, second: isl.Map, relate: Callable[[isl.Space], isl.Map]) -> isl.Map:
+    return first.apply_range(relate(first.get_space().range())).apply_range(second.reverse())

@@ -1,0 +1,116 @@
+"""The report of a kernel: its work, its traffic, what was decided and why, and what was proved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from polyopt.codegen_c.mapping import CpuMapping
+from polyopt.dsl import ir
+from polyopt.fusion.plan import FusionPlan
+from polyopt.fusion.rewrite import cost
+from polyopt.poly.legality import Proof
+from polyopt.poly.scop import Array, Scop, Statement
+from polyopt.poly.storage import StoragePlan
+from polyopt.tiling.extents import Extents
+from polyopt.tiling.plan import TilingPlan
+
+
+class Stages(Protocol):
+    """What a report is made from."""
+
+    @property
+    def scop(self) -> Scop: ...
+    @property
+    def program(self) -> ir.Program: ...
+    @property
+    def fusion(self) -> FusionPlan: ...
+    @property
+    def tiling(self) -> TilingPlan: ...
+    @property
+    def mapping(self) -> CpuMapping: ...
+    @property
+    def storage(self) -> StoragePlan: ...
+    @property
+    def proof(self) -> Proof: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Figures of one kernel. Counts are of the bounding boxes of the domains, so upper bounds.
+
+    flops: scalar operations; bytes: compulsory traffic, inputs and results once each
+    temporary_bytes: storage of temporaries that live for the whole call
+    """
+
+    name: str
+    flops: int
+    bytes: int
+    temporary_bytes: int
+    fusion: str
+    tiling: str
+    mapping: str
+    storage: str
+    proof: str
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte of compulsory traffic."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    @property
+    def bound(self) -> str:
+        """What limits the kernel on a processor that does about 4 operations in the time of one byte."""
+        return "compute" if self.intensity > 4 else "memory"
+
+    def __str__(self) -> str:
+        sections = (("fusion", self.fusion), ("tiling", self.tiling), ("threads", self.mapping))
+        sections += (("storage", self.storage), ("claims", self.proof))
+        lines = [
+            f"{self.name}",
+            f"  operations            {self.flops}",
+            f"  compulsory bytes      {self.bytes}",
+            f"  operations per byte   {self.intensity:.2f}, so bound by {self.bound}",
+            f"  temporary bytes       {self.temporary_bytes}",
+        ]
+        for title, text in sections:
+            lines.append(f"{title}:")
+            lines += [f"  {line}" for line in text.splitlines() if line]
+        return "\n".join(lines)
+
+
+def make(stages: Stages) -> Report:
+    """The report of a lowering."""
+    scop, extents = stages.scop, Extents(stages.scop)
+    arguments = [array for array in scop.arrays if array.role != "local"]
+    temporaries = {b.array: b for b in stages.storage.buffers if not b.scope}
+    return Report(
+        name=scop.name,
+        flops=sum(_operations(s) * extents.instances(s.name) for s in scop.statements),
+        bytes=sum(_bytes(array) for array in arguments),
+        temporary_bytes=sum(
+            _bytes(scop.array(name)) // max(_elements(scop.array(name).shape), 1) * _elements(buffer.extent)
+            for name, buffer in temporaries.items()
+        ),
+        fusion="\n".join(str(d) for d in stages.fusion.decisions) or "nothing to fuse",
+        tiling=str(stages.tiling),
+        mapping=str(stages.mapping),
+        storage=str(stages.storage),
+        proof=str(stages.proof),
+    )
+
+
+def _operations(statement: Statement) -> int:
+    return cost(statement.value) + (1 if statement.is_update else 0)
+
+
+def _elements(shape: tuple[object, ...]) -> int:
+    total = 1
+    for extent in shape:
+        total *= getattr(extent, "constant", 0)
+    return total
+
+
+def _bytes(array: Array) -> int:
+    """Size of an array; symbolic extents count as their constant part."""
+    return array.dtype.itemsize * _elements(array.shape)
