@@ -74,8 +74,8 @@ def harris(x):
     """Corner response: determinant of the summed gradient products less a share of the squared trace."""
     r, s = po.index("r", extent=3), po.index("s", extent=3)
     dx, dy, xx, xy, yy, response = po.tensors("dx dy xx xy yy response")
-    dx[i, j] = x[i + 1, j + 2] - x[i + 1, j]
-    dy[i, j] = x[i + 2, j + 1] - x[i, j + 1]
+    dx[i, j] = (x[i, j + 2] - x[i, j]) + 2 * (x[i + 1, j + 2] - x[i + 1, j]) + (x[i + 2, j + 2] - x[i + 2, j])
+    dy[i, j] = (x[i + 2, j] - x[i, j]) + 2 * (x[i + 2, j + 1] - x[i, j + 1]) + (x[i + 2, j + 2] - x[i, j + 2])
     xx[i, j] += dx[i + r, j + s] * dx[i + r, j + s]
     xy[i, j] += dx[i + r, j + s] * dy[i + r, j + s]
     yy[i, j] += dy[i + r, j + s] * dy[i + r, j + s]
@@ -84,7 +84,9 @@ def harris(x):
 
 
 def harris_numpy(x: Array) -> Array:
-    dx, dy = x[1:-1, 2:] - x[1:-1, :-2], x[2:, 1:-1] - x[:-2, 1:-1]
+    across, down = x[:, 2:] - x[:, :-2], x[2:] - x[:-2]
+    dx = across[:-2] + 2 * across[1:-1] + across[2:]
+    dy = down[:, :-2] + 2 * down[:, 1:-1] + down[:, 2:]
     total = lambda a: np.lib.stride_tricks.sliding_window_view(a, (3, 3)).sum(axis=(2, 3))  # noqa: E731  # used thrice
     xx, xy, yy = total(dx * dx), total(dx * dy), total(dy * dy)
     return xx * yy - xy**2 - 0.05 * (xx + yy) ** 2

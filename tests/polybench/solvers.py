@@ -43,7 +43,7 @@ def cholesky_inputs(n: int, rng: np.random.Generator) -> Inputs:
 @po.op
 def durbin(r: f64[N]):
     """The Toeplitz system with first column 1, r[0], ..., r[N - 2] and right side -r, by Levinson's recursion."""
-    k = po.index("k", extent=N)
+    k, i = po.index("k", extent=N), po.index("i", extent=N)
     a, b, y = po.tensors("a b y")
     b[k] = po.where(k == 0, 1, (1 - a[k - 1] ** 2) * b[k - 1])
     a[k] = -(r[k] + po.sum(r[k - 1 - i] * y[k - 1, i], i, where=i < k)) / b[k]
