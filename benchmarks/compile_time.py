@@ -1,0 +1,106 @@
+"""What a user waits for besides the kernel itself: import, compile, load from the disk cache, a warm call.
+
+`make bench-compile` runs it. Each compile is in a process of its own with a cache folder of its own: first cold, then
+from the disk cache that the first process filled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+IMPORT_CODE = """
+import time, numpy
+start = time.perf_counter()
+import polyopt
+print(1e3 * (time.perf_counter() - start))
+"""
+
+COMPILE_CODE = """
+import runpy, sys, time
+case = runpy.run_path(sys.argv[1])["demo_case"]
+op, inputs, _ = case()
+start = time.perf_counter()
+op.compile(*inputs)
+print(1e3 * (time.perf_counter() - start))
+"""
+
+CALL_CODE = """
+import time, numpy as np, polyopt as po
+from polyopt import f32
+
+i, j = po.indices("i j")
+
+@po.op
+def add(a: f32["N", "N"], b: f32["N", "N"]):
+    c = po.tensor("c")
+    c[i, j] = a[i, j] + b[i, j]
+    return c
+
+a, b, out = (np.ones((8, 8), np.float32) for _ in range(3))
+add(a, b, out=out)
+best = float("inf")
+for _ in range(50):
+    start = time.perf_counter()
+    for _ in range(200):
+        add(a, b, out=out)
+    best = min(best, (time.perf_counter() - start) / 200)
+print(1e6 * best)
+"""
+
+COLD_MEDIAN_MS, COLD_MOST_MS, CACHED_MS, IMPORT_MS, CALL_US = 300.0, 3000.0, 25.0, 80.0, 3.0
+
+
+def measured(code: str, *arguments: str, cache_dir: str) -> float:
+    """The number that `code` prints in a new process."""
+    environment = {**os.environ, "POLYOPT_CACHE_DIR": cache_dir}
+    run = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    if run.returncode:
+        raise SystemExit(run.stderr)
+    return float(run.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="append the figures to this file, one line a run")
+    options = parser.parse_args()
+    figures: dict[str, float] = {}
+    print(f"{'example':<20}{'cold ms':>10}{'cached ms':>12}")
+    cold, cached = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        figures["import_ms"] = min(measured(IMPORT_CODE, cache_dir=folder) for _ in range(5))
+        figures["call_us"] = measured(CALL_CODE, cache_dir=folder)
+        for script in sorted(EXAMPLES.glob("*.py")):
+            cold.append(measured(COMPILE_CODE, str(script), cache_dir=folder))
+            cached.append(min(measured(COMPILE_CODE, str(script), cache_dir=folder) for _ in range(3)))
+            print(f"{script.stem:<20}{cold[-1]:>10.0f}{cached[-1]:>12.1f}")
+    figures |= {"cold_median_ms": statistics.median(cold), "cold_most_ms": max(cold), "cached_most_ms": max(cached)}
+    limits = {
+        "cold_median_ms": COLD_MEDIAN_MS,
+        "cold_most_ms": COLD_MOST_MS,
+        "cached_most_ms": CACHED_MS,
+        "import_ms": IMPORT_MS,
+        "call_us": CALL_US,
+    }
+    print()
+    for name, limit in limits.items():
+        verdict = "ok" if figures[name] <= limit else "over"
+        print(f"{name:<20}{figures[name]:>10.1f}   at most {limit:g}   {verdict}")
+    if options.json:
+        with options.json.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": time.time(), **figures}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,446 @@
+"""The command `polyopt`: schedules, the demo, run times, the cache, and what this machine offers."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import platform
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from polyopt import cache, text
+from polyopt.dsl.text import program_text
+from polyopt.errors import ArgumentError, PolyoptError
+from polyopt.loops.ir import Alloc, Block, For, LoopProgram, Stmt, Store, substatements, walk
+from polyopt.loops.text import loop_dot, loop_html, loop_json, loop_text
+from polyopt.runtime import pool
+from polyopt.text import FORMATS, Format
+
+if TYPE_CHECKING:
+    from polyopt.api import Op
+    from polyopt.pipeline import Lowering
+
+STAGES = (
+    "program",
+    "problem",
+    "rewritten",
+    "scop",
+    "domains",
+    "accesses",
+    "dependences",
+    "fusion",
+    "schedule",
+    "tiling",
+    "mapping",
+    "loops",
+    "c",
+    "llvm",
+    "asm",
+    "cuda",
+    "ptx",
+    "report",
+)
+
+EXIT_OK, EXIT_FAILED = 0, 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the result is the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except PolyoptError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except BrokenPipeError:
+        # The reader (`| head`) went away. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="polyopt", description="Tensor operators as equations, scheduled by polyopt.")
+    parser.add_argument("--version", action="version", version=f"polyopt {metadata.version('polyopt')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_show_schedule, _add_demo, _add_cache, _add_doctor):
+        add(commands)
+    return parser
+
+
+Commands = Any  # argparse's type for sub-commands is private
+
+
+def _add_operator(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("operator", metavar="FILE.py:OP", help="an operator; package.module:op works too")
+    parser.add_argument("sizes", nargs="*", metavar="NAME=VALUE", help="a size or a compile-time parameter")
+
+
+# --- show-schedule ----------------------------------------------------------------------------------------------
+
+
+def _add_show_schedule(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "show-schedule", help="print a stage of an operator's compilation", description="Without sizes: parametric."
+    )
+    _add_operator(parser)
+    parser.add_argument("--target", help="cpu (the default), cuda, or a preset such as avx2")
+    parser.add_argument("--stage", choices=STAGES, default="loops", metavar="STAGE", help=", ".join(STAGES))
+    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+    parser.set_defaults(run=_show_schedule)
+
+
+def _show_schedule(options: argparse.Namespace) -> None:
+    operator = load_operator(options.operator)
+    target = {"target": options.target} if options.target else {}
+    lowering = operator.lower(**assignments(options.sizes), **target)
+    print(_rendered(operator, lowering, options.stage, options.format))
+
+
+def _rendered(operator: Op, lowering: Lowering, stage: str, form: Format) -> str:
+    if stage == "loops" and form != "text":
+        return {"json": loop_json, "dot": loop_dot, "html": loop_html}[form](lowering.loops)
+    return text.render(stage, _stage_text(operator, lowering, stage), form)
+
+
+def _stage_text(operator: Op, lowering: Lowering, stage: str) -> str:
+    from polyopt.poly import text as poly_text  # imports isl
+
+    match stage:
+        case "program":
+            return str(operator)
+        case "problem":
+            return program_text(lowering.program)
+        case "rewritten":
+            return program_text(lowering.rewritten)
+        case "scop":
+            return poly_text.scop_text(lowering.scop)
+        case "domains":
+            return poly_text.domains_text(lowering.scop)
+        case "accesses":
+            return poly_text.accesses_text(lowering.scop)
+        case "schedule":
+            return poly_text.schedule_text(lowering.schedule)
+        case "loops":
+            return loop_text(lowering.loops)
+        case "report":
+            return str(lowering.report())
+        case "dependences" | "fusion" | "tiling" | "mapping":
+            return str(getattr(lowering, stage))
+        case _:
+            return lowering.source(stage)
+
+
+def load_operator(name: str) -> Op:
+    """The operator called "FILE.py:OP" or "package.module:op". Raises `ArgumentError` where there is none."""
+    place, colon, attribute = name.rpartition(":")
+    if not colon or not place or not attribute:
+        raise ArgumentError(f"'{name}' names no operator", fix="FILE.py:OP, or package.module:op")
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    operator = getattr(module, attribute, None)
+    if not _is_operator(operator):
+        found = [key for key, value in vars(module).items() if _is_operator(value)]
+        raise ArgumentError(
+            f"'{attribute}' is no operator of {place}",
+            why=f"It has {', '.join(found)}." if found else "It has none: an operator is a function under @po.op.",
+            fix=f"{place}:{found[0]}" if found else "decorate the function with @po.op.",
+            facts={"operator": attribute, "found": tuple(found)},
+        )
+    return operator  # type: ignore[no-any-return]  # `_is_operator` looked
+
+
+def _is_operator(value: object) -> bool:
+    from polyopt.api import Op  # here, so that `polyopt cache` starts quickly
+
+    return isinstance(value, Op)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ArgumentError(f"there is no file '{path}'", fix="check the path; it is relative to this folder.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None, "a .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))  # its own imports, as when Python runs the file
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ArgumentError(
+            f"there is no module '{name}'", why=str(error), fix="a path to a file ends in .py: FILE.py:OP"
+        ) from None
+
+
+def assignments(words: Sequence[str]) -> dict[str, int | float | bool]:
+    """The values of "NAME=VALUE" words. Raises `ArgumentError` for anything else."""
+    values: dict[str, int | float | bool] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise ArgumentError(f"'{word}' sets nothing", fix="NAME=VALUE, for example M=512")
+        values[name] = _value(name, value)
+    return values
+
+
+def _value(name: str, word: str) -> int | float | bool:
+    if word in ("True", "False", "true", "false"):
+        return word.lower() == "true"
+    for parse in (int, float):
+        try:
+            return parse(word)
+        except ValueError:
+            continue
+    raise ArgumentError(f"'{word}' is no value for {name}", fix=f"a number, True or False: {name}=512")
+
+
+# --- demo -------------------------------------------------------------------------------------------------------
+
+EXAMPLES = (
+    "linear",
+    "conv2d",
+    "softmax",
+    "layernorm",
+    "causal_attention",
+    "cholesky",
+    "heat3d",
+    "gauss_seidel",
+    "smith_waterman",
+    "life",
+    "unsharp_mask",
+    "lstm",
+)
+_DEMO_COLUMNS = ("operator", "sizes", "fused", "parallel", "vector", "compile ms", "run ms", "NumPy ms", "checked")
+_NUMERIC_COLUMNS = frozenset({"compile ms", "run ms", "NumPy ms"})
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4  # f32 sums of a few hundred terms, against NumPy's own f32
+_MEASURE_S, _MEASURE_RUNS = 0.3, 50
+
+
+def _add_demo(commands: Commands) -> None:
+    parser = commands.add_parser("demo", help="compile and check the examples, and print a table")
+    parser.add_argument("examples", nargs="*", choices=[*EXAMPLES, []], metavar="EXAMPLE", help=", ".join(EXAMPLES))
+    parser.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> None:
+    rows, kept = [], 0
+    for name in tqdm(options.examples or EXAMPLES, desc="examples", unit="op", leave=False, disable=None):
+        row, from_cache = _demo_row(_examples_folder() / f"{name}.py")
+        rows.append(row)
+        kept += from_cache
+    _print_columns(_DEMO_COLUMNS, rows)
+    folder = cache.info().folder
+    print(f"\n{kept} of {len(rows)} kernels came from the disk cache{f' in {folder}' if folder else ''}.")
+    wrong = [row[0] for row in rows if row[-1] != "ok"]
+    if wrong:
+        print(f"wrong results: {', '.join(wrong)}", file=sys.stderr)
+        raise SystemExit(EXIT_FAILED)
+
+
+def _examples_folder() -> Path:
+    """Beside the package in a checkout, inside it where it was installed from a wheel."""
+    package = Path(__file__).resolve().parent
+    folder = package / "_examples"
+    return folder if folder.is_dir() else package.parent / "examples"
+
+
+def _demo_row(script: Path) -> tuple[tuple[str, ...], bool]:
+    operator, inputs, oracle = _load_file(script).demo_case()
+    stored = cache.info().entries
+    start = time.perf_counter()
+    operator.compile(*inputs)
+    compile_s = time.perf_counter() - start
+    from_cache = stored > 0 and cache.info().entries == stored
+    loops = operator.lower(*inputs).loops
+    result, expected = operator(*inputs), oracle(*inputs)
+    row = (
+        operator.name,
+        _shapes(inputs),
+        _fused(loops),
+        _loop_names(loops, "parallel"),
+        _loop_names(loops, "vector"),
+        f"{1e3 * compile_s:.0f}",
+        f"{1e3 * _median_s(lambda: operator(*inputs)):.3g}",
+        f"{1e3 * _median_s(lambda: oracle(*inputs)):.3g}",
+        "ok" if _agrees(result, expected) else "WRONG",
+    )
+    return row, from_cache
+
+
+def _shapes(inputs: tuple[Any, ...]) -> str:
+    shapes = ("x".join(map(str, value.shape)) for value in inputs if isinstance(value, np.ndarray) and value.ndim)
+    return ", ".join(shapes)
+
+
+def _fused(loops: LoopProgram) -> str:
+    """How many statements share how many nests."""
+    statements = {inner.statement for inner in walk(loops.body) if isinstance(inner, Store)}
+    nests = [inner for inner in _top_level(loops.body) if any(isinstance(part, For) for part in walk(inner))]
+    return f"{len(statements)} in {max(1, len(nests))}"
+
+
+def _top_level(body: Stmt) -> Iterator[Stmt]:
+    match body:
+        case Block() | Alloc():
+            for inner in substatements(body):
+                yield from _top_level(inner)
+        case _:
+            yield body
+
+
+def _loop_names(loops: LoopProgram, kind: str) -> str:
+    """The loops of a kind, each once, in order."""
+    names = dict.fromkeys(inner.var for inner in walk(loops.body) if isinstance(inner, For) and inner.kind == kind)
+    return " ".join(names) or "-"
+
+
+def _median_s(call: Callable[[], object]) -> float:
+    """Median run time in seconds, over at most `_MEASURE_RUNS` runs and about `_MEASURE_S` seconds."""
+    times: list[float] = []
+    while sum(times) < _MEASURE_S and len(times) < _MEASURE_RUNS:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _agrees(result: object, expected: object) -> bool:
+    if isinstance(expected, tuple):
+        return isinstance(result, tuple) and all(map(_agrees, result, expected))
+    found, wanted = np.asarray(result), np.asarray(expected)
+    if found.shape != wanted.shape:
+        return False
+    if wanted.dtype.kind != "f":
+        return np.array_equal(found, wanted)
+    return np.allclose(found, wanted, rtol=_RELATIVE, atol=_ABSOLUTE * np.max(np.abs(wanted), initial=0))
+
+
+# --- cache ------------------------------------------------------------------------------------------------------
+
+
+def _add_cache(commands: Commands) -> None:
+    parser = commands.add_parser("cache", help="look at the compiled kernels on disk, or remove them")
+    actions = parser.add_subparsers(required=True, metavar="info|clear")
+    actions.add_parser("info", help="where the cache is and what it holds").set_defaults(run=_cache_info)
+    actions.add_parser("clear", help="remove all kernels").set_defaults(run=_cache_clear)
+
+
+def _cache_info(_: argparse.Namespace) -> None:
+    info = cache.info()
+    _print_table(_cache_rows(info))
+
+
+def _cache_rows(info: cache.CacheInfo) -> Iterator[tuple[str, str]]:
+    yield "folder", str(info.folder) if info.folder else "none"
+    if info.problem:
+        yield "not used", info.problem
+    yield "kernels", str(info.entries)
+    yield "size", f"{_size(info.total_bytes)} of at most {_size(info.limit_bytes)}"
+
+
+def _cache_clear(_: argparse.Namespace) -> None:
+    removed = cache.clear()
+    print(f"removed {removed} kernel{'s' * (removed != 1)}")
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------
+
+
+def _add_doctor(commands: Commands) -> None:
+    parser = commands.add_parser("doctor", help="what this machine offers")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(_: argparse.Namespace) -> None:
+    for title, rows in (("versions", _version_rows()), ("processor", _processor_rows()), ("tools", _tool_rows())):
+        print(f"{title}:")
+        _print_table(rows, indent="  ")
+
+
+def _version_rows() -> Iterator[tuple[str, str]]:
+    yield "Python", f"{platform.python_version()} on {platform.platform()}"
+    for name in ("polyopt", "numpy", "islpy", "llvmlite", "sympy", "ml_dtypes", "torch", "pycuda"):
+        yield name, _installed(name)
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _processor_rows() -> Iterator[tuple[str, str]]:
+    from polyopt import target  # imports llvmlite
+
+    host = target.host()
+    yield "name", f"{host.cpu}, {host.triple}"
+    yield "vectors", f"{host.name}: {host.vector_registers} registers of {host.vector_bits} bits"
+    yield "caches", f"L1 {_size(host.l1_bytes)}, L2 {_size(host.l2_bytes)}, L3 {_size(host.l3_bytes)}"
+    yield "threads", f"{pool.num_threads()} used of {pool.usable_cores()} usable cores"
+
+
+def _tool_rows() -> Iterator[tuple[str, str]]:
+    compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    yield "C compiler", compiler or "none: lowered.save(...) writes an object file instead of a library"
+    yield "CUDA", _cuda_state()
+    yield from ((f"cache {name}", value) for name, value in _cache_rows(cache.info()))
+    yield from _changed_settings().items()
+
+
+def _cuda_state() -> str:
+    if importlib.util.find_spec("pycuda") is None:
+        return "pycuda is not installed: pip install 'polyopt[cuda]'"
+    return "pycuda is installed"
+
+
+def _changed_settings() -> Mapping[str, str]:
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("POLYOPT_")}
+
+
+# --- printing ---------------------------------------------------------------------------------------------------
+
+
+def _print_table(rows: Iterator[tuple[str, str]], indent: str = "") -> None:
+    found = list(rows)
+    width = max(len(name) for name, _ in found)
+    for name, value in found:
+        print(f"{indent}{name:<{width}}  {value}")
+
+
+def _print_columns(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """A table: numbers to the right, names to the left."""
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    for row in (titles, *rows):
+        cells = (
+            f"{cell:>{width}}" if title in _NUMERIC_COLUMNS else f"{cell:<{width}}"
+            for title, cell, width in zip(titles, row, widths, strict=True)
+        )
+        print("  ".join(cells).rstrip())
+
+
+def _size(count: int) -> str:
+    """A number of bytes for the reader."""
+    value, unit = float(count), "bytes"
+    for larger in ("KiB", "MiB", "GiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}"

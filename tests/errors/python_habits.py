@@ -1,0 +1,469 @@
+"""Mistakes of people who write Python: `and`, `if`, builtins, NumPy functions, a forgotten return."""
+
+from __future__ import annotations
+
+from polyopt.errors import DefinitionError
+from tests.errors.mistake import Mistake
+
+MISTAKES = (
+    Mistake(
+        name="and_between_conditions",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def inner(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = po.where((i > 0) and (i < N - 1), x[i], 0)  # <-
+            return y
+
+        inner(np.ones(4, np.float32))
+        """,
+        caret="(i > 0) and (i < N - 1)",
+        says=("&",),
+        fixed="""
+        @po.op
+        def inner(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = po.where((i > 0) & (i < N - 1), x[i], 0)
+            return y
+
+        assert inner(np.ones(4, np.float32)).tolist() == [0, 1, 1, 0]
+        """,
+    ),
+    Mistake(
+        name="not_before_a_condition",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def others(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = po.where(not (i > 0), x[i], 0)  # <-
+            return y
+
+        others(np.ones(4, np.float32))
+        """,
+        caret="not (i > 0)",
+        says=("~",),
+        fixed="""
+        @po.op
+        def others(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = po.where(~(i > 0), x[i], 0)
+            return y
+
+        assert others(np.ones(4, np.float32)).tolist() == [1, 0, 0, 0]
+        """,
+    ),
+    Mistake(
+        name="a_chained_comparison",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def inner(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = po.where(0 < i < N - 1, x[i], 0)  # <-
+            return y
+
+        inner(np.ones(4, np.float32))
+        """,
+        caret="0 < i < N - 1",
+        says=("&",),
+        fixed="""
+        @po.op
+        def inner(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = po.where((0 < i) & (i < N - 1), x[i], 0)
+            return y
+
+        assert inner(np.ones(4, np.float32)).tolist() == [0, 1, 1, 0]
+        """,
+    ),
+    Mistake(
+        name="if_on_data",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def relu(x: f32[N]):
+            y = po.tensor("y")
+            if x[i] > 0:  # <-
+                y[i] = x[i]
+            else:
+                y[i] = 0
+            return y
+
+        relu(np.ones(4, np.float32))
+        """,
+        caret="if x[i] > 0:",
+        says=("po.where",),
+        fixed="""
+        @po.op
+        def relu(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = po.where(x[i] > 0, x[i], 0)
+            return y
+
+        assert relu(np.array([1, -1], np.float32)).tolist() == [1, 0]
+        """,
+    ),
+    Mistake(
+        name="the_builtin_max",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def relu(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = max(x[i], 0)  # <-
+            return y
+
+        relu(np.ones(4, np.float32))
+        """,
+        caret="max(x[i], 0)",
+        says=("po.maximum",),
+        fixed="""
+        @po.op
+        def relu(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = po.maximum(x[i], 0)
+            return y
+
+        assert relu(np.array([1, -1], np.float32)).tolist() == [1, 0]
+        """,
+    ),
+    Mistake(
+        name="the_builtin_sum",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def total(x: f32[N]):
+            s = po.tensor("s")
+            s[()] = sum(x[i])  # <-
+            return s
+
+        total(np.ones(4, np.float32))
+        """,
+        caret="sum(x[i])",
+        says=("po.sum",),
+        fixed="""
+        @po.op
+        def total(x: f32[N]):
+            s = po.tensor("s")
+            s[()] = po.sum(x[i], i)
+            return s
+
+        assert total(np.ones(4, np.float32)) == 4
+        """,
+    ),
+    Mistake(
+        name="a_function_of_math",
+        error=DefinitionError,
+        program="""
+        import math
+
+        @po.op
+        def exponential(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = math.exp(x[i])  # <-
+            return y
+
+        exponential(np.ones(4, np.float32))
+        """,
+        caret="math.exp(x[i])",
+        says=("po.exp",),
+        fixed="""
+        @po.op
+        def exponential(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = po.exp(x[i])
+            return y
+
+        assert np.allclose(exponential(np.ones(4, np.float32)), np.e)
+        """,
+    ),
+    Mistake(
+        name="a_function_of_numpy",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def exponential(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = np.exp(x[i])  # <-
+            return y
+
+        exponential(np.ones(4, np.float32))
+        """,
+        caret="np.exp(x[i])",
+        says=("po.exp",),
+        fixed="""
+        @po.op
+        def exponential(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = po.exp(x[i])
+            return y
+
+        assert np.allclose(exponential(np.ones(4, np.float32)), np.e)
+        """,
+    ),
+    Mistake(
+        name="a_numpy_array_subscripted_by_an_index",
+        error=DefinitionError,
+        program="""
+        weights = np.arange(4, dtype=np.float32)
+
+        @po.op
+        def scaled(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = x[i] * weights[i]  # <-
+            return y
+
+        scaled(np.ones(4, np.float32))
+        """,
+        caret="weights[i]",
+        says=("array", "parameter"),
+        fixed="""
+        weights = np.arange(4, dtype=np.float32)
+
+        @po.op
+        def scaled(x: f32[N], weights: f32[N]):
+            y = po.tensor("y")
+            y[i] = x[i] * weights[i]
+            return y
+
+        assert scaled(np.ones(4, np.float32), weights).tolist() == [0, 1, 2, 3]
+        """,
+    ),
+    Mistake(
+        name="a_numpy_array_in_an_expression",
+        error=DefinitionError,
+        program="""
+        weights = np.arange(4, dtype=np.float32)
+
+        @po.op
+        def scaled(x: f32[N]):
+            return x * weights  # <-
+
+        scaled(np.ones(4, np.float32))
+        """,
+        caret="x * weights",
+        says=("array", "parameter"),
+        fixed="""
+        weights = np.arange(4, dtype=np.float32)
+
+        @po.op
+        def scaled(x: f32[N], weights: f32[N]):
+            return x * weights
+
+        assert scaled(np.ones(4, np.float32), weights).tolist() == [0, 1, 2, 3]
+        """,
+    ),
+    Mistake(
+        name="a_python_loop_over_a_size",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def total(x: f32[N]):
+            s = po.tensor("s")
+            for n in range(N):  # <-
+                s[()] += x[n]
+            return s
+
+        total(np.ones(4, np.float32))
+        """,
+        caret="range(N)",
+        says=("N", "index"),
+        fixed="""
+        @po.op
+        def total(x: f32[N]):
+            s = po.tensor("s")
+            s[()] += x[i]
+            return s
+
+        assert total(np.ones(4, np.float32)) == 4
+        """,
+    ),
+    Mistake(
+        name="a_python_loop_over_a_tensor",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def total(x: f32[N]):
+            s = po.tensor("s")
+            for value in x:  # <-
+                s[()] += value
+            return s
+
+        total(np.ones(4, np.float32))
+        """,
+        caret="x",
+        says=("index",),
+        fixed="""
+        @po.op
+        def total(x: f32[N]):
+            s = po.tensor("s")
+            s[()] += x[i]
+            return s
+
+        assert total(np.ones(4, np.float32)) == 4
+        """,
+    ),
+    Mistake(
+        name="the_value_of_an_element_as_a_python_number",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def scaled(x: f32[N]):
+            y = po.tensor("y")
+            factor = float(x[0])  # <-
+            y[i] = factor * x[i]
+            return y
+
+        scaled(np.ones(4, np.float32))
+        """,
+        caret="float(x[0])",
+        says=("po.cast",),
+        fixed="""
+        @po.op
+        def scaled(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = x[0] * x[i]
+            return y
+
+        assert scaled(np.full(4, 3, np.float32)).tolist() == [9] * 4
+        """,
+    ),
+    Mistake(
+        name="a_forgotten_return",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def double(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = 2 * x[i]
+
+        double(np.ones(4, np.float32))
+        """,
+        says=("'double'", "return y"),
+        fixed="""
+        @po.op
+        def double(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = 2 * x[i]
+            return y
+
+        assert double(np.ones(4, np.float32)).tolist() == [2] * 4
+        """,
+    ),
+    Mistake(
+        name="returning_a_number",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def answer(x: f32[N]):
+            return 42
+
+        answer(np.ones(4, np.float32))
+        """,
+        says=("'answer'", "42"),
+        fixed="""
+        @po.op
+        def answer(x: f32[N]):
+            s = po.tensor("s", dtype=i64)
+            s[()] = 42
+            return s
+
+        assert answer(np.ones(4, np.float32)) == 42
+        """,
+    ),
+    Mistake(
+        name="returning_one_element_with_a_free_index",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def double(x: f32[N]):
+            return 2 * x[i]
+
+        double(np.ones(4, np.float32))
+        """,
+        says=("'double'", "'i'"),
+        fixed="""
+        @po.op
+        def double(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = 2 * x[i]
+            return y
+
+        assert double(np.ones(4, np.float32)).tolist() == [2] * 4
+        """,
+    ),
+    Mistake(
+        name="a_size_as_an_index",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def double(x: f32[N]):
+            y = po.tensor("y")
+            y[n] = 2 * x[n]
+            return y
+
+        n = po.size("n")
+        double(np.ones(4, np.float32))
+        """,
+        says=("'n'", "index"),
+        fixed="""
+        @po.op
+        def double(x: f32[N]):
+            y = po.tensor("y")
+            y[n] = 2 * x[n]
+            return y
+
+        n = po.index("n")
+        assert double(np.ones(4, np.float32)).tolist() == [2] * 4
+        """,
+    ),
+    Mistake(
+        name="an_index_as_an_extent",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def double(x: f32[i]):
+            y = po.tensor("y")
+            y[i] = 2 * x[i]
+            return y
+
+        double(np.ones(4, np.float32))
+        """,
+        says=("'x'", "'i'", "size"),
+        fixed="""
+        @po.op
+        def double(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = 2 * x[i]
+            return y
+
+        assert double(np.ones(4, np.float32)).tolist() == [2] * 4
+        """,
+    ),
+    Mistake(
+        name="a_conditional_expression",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def upper(a: f32[N, N]):
+            y = po.tensor("y")
+            y[i, j] = a[i, j] if i <= j else 0  # <-
+            return y
+
+        upper(np.ones((3, 3), np.float32))
+        """,
+        caret="a[i, j] if i <= j else 0",
+        says=("po.where",),
+        fixed="""
+        @po.op
+        def upper(a: f32[N, N]):
+            y = po.tensor("y")
+            y[i, j] = po.where(i <= j, a[i, j], 0)
+            return y
+
+        assert np.array_equal(upper(np.ones((3, 3), np.float32)), np.triu(np.ones((3, 3))))
+        """,
+    ),
+)
