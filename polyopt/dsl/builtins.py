@@ -35,9 +35,14 @@ class Builtin:
     ulp: float = 0.0
 
 
+def _is_float(value: Any) -> bool:
+    """Whether the value is floating point; ml_dtypes' bfloat16, of kind "V", is unknown to NumPy's hierarchy."""
+    return np.dtype(np.result_type(value)).kind in "fV"
+
+
 def _floor_divide(a: Any, b: Any) -> Any:
     """NumPy's floor division; an integer divided by zero is 0."""
-    if np.issubdtype(np.result_type(a), np.floating):
+    if _is_float(a):
         return np.floor_divide(a, b)
     zero = np.equal(b, 0)
     return np.where(zero, np.zeros_like(a), np.floor_divide(a, np.where(zero, np.ones_like(b), b)))
@@ -45,7 +50,7 @@ def _floor_divide(a: Any, b: Any) -> Any:
 
 def _remainder(a: Any, b: Any) -> Any:
     """NumPy's remainder (sign of the divisor); an integer modulo zero is 0."""
-    if np.issubdtype(np.result_type(a), np.floating):
+    if _is_float(a):
         return np.remainder(a, b)
     zero = np.equal(b, 0)
     return np.where(zero, np.zeros_like(a), np.remainder(a, np.where(zero, np.ones_like(b), b)))
@@ -53,7 +58,7 @@ def _remainder(a: Any, b: Any) -> Any:
 
 def _power(a: Any, b: Any) -> Any:
     """NumPy's power, except that an integer to a negative power is what truncation gives: 0, 1 or -1."""
-    if np.issubdtype(np.result_type(a), np.floating):
+    if _is_float(a):
         return np.power(a, b)
     a, b = np.asarray(a), np.asarray(b)
     regular = np.power(a, np.where(b < 0, np.zeros_like(b), b))

@@ -16,6 +16,7 @@ from polyopt.dsl.affine import evaluate as evaluate_affine
 from polyopt.dsl.ir import Program, Tensor
 from polyopt.errors import ArgumentError, ShapeError
 from polyopt.reference.arithmetic import Arithmetic, Precision
+from polyopt.reference.bounds import BoundedArithmetic
 from polyopt.reference.expressions import Evaluator
 from polyopt.reference.graph import equation_reads, evaluation_order
 from polyopt.reference.memory import Cells, undefined_error
@@ -23,7 +24,7 @@ from polyopt.reference.points import Array
 from polyopt.reference.recurrence import define_together
 from polyopt.reference.whole import define_whole
 
-__all__ = ["Precision", "evaluate"]
+__all__ = ["Precision", "evaluate", "evaluate_with_bounds", "shape_of"]
 
 
 def evaluate(
@@ -47,8 +48,30 @@ def evaluate(
     Raises `DefinitionError` for an element that is read but never defined, defined twice or part of a cycle, and
     for a maximum over nothing; `BoundsError` for an index out of range; each names the element and the point.
     """
-    sizes = dict(sizes or {})
-    arithmetic = Arithmetic(precision, dict(functions or {}))
+    return _evaluate(program, inputs, dict(sizes or {}), Arithmetic(precision, dict(functions or {})))
+
+
+def evaluate_with_bounds(
+    program: Program,
+    inputs: Mapping[str, Array],
+    sizes: Mapping[str, int] | None = None,
+    *,
+    in_order: bool = False,
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The results in float64 (integers in their own dtypes), and for each element how far a kernel may be off.
+
+    in_order: sums run in index order, as in strict numerics, and not in short chains
+    A bound is infinite where an intermediate value overflows its dtype, or nothing can be said. Arguments and errors
+    are those of `evaluate`.
+    """
+    arithmetic = BoundedArithmetic("f64", {}, in_order)
+    results = _evaluate(program, inputs, dict(sizes or {}), arithmetic)
+    return {name: pair["value"] for name, pair in results.items()}, {n: pair["error"] for n, pair in results.items()}
+
+
+def _evaluate(
+    program: Program, inputs: Mapping[str, Array], sizes: Mapping[str, int], arithmetic: Arithmetic
+) -> dict[str, Array]:
     memory = {name: _input_cells(program.tensor(name), inputs, arithmetic, sizes) for name in program.parameters}
     evaluator = Evaluator(program, memory, arithmetic, sizes)
     with np.errstate(all="ignore"):
@@ -75,7 +98,7 @@ def _input_cells(
             f"'{tensor.name}' has shape {array.shape}, but {shape} is needed",
             facts={"argument": tensor.name, "shape": array.shape, "needed": shape},
         )
-    return Cells(tensor, arithmetic.cast(array, tensor.dtype))
+    return Cells(tensor, arithmetic.given(array, tensor.dtype))
 
 
 def _define(program: Program, names: tuple[str, ...], memory: dict[str, Cells], evaluator: Evaluator) -> None:

@@ -9,14 +9,14 @@ from typing import Any, Literal
 import numpy as np
 
 from polyopt.dsl.builtins import BUILTINS
-from polyopt.dsl.ir import Const
+from polyopt.dsl.ir import Cast, Const, Expr, Op, Reducer, Var
 from polyopt.dtypes import DType
 from polyopt.reference.points import Array
 
 Precision = Literal["f64", "own", "strict"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Arithmetic:
     """NumPy arithmetic at one precision.
 
@@ -27,10 +27,6 @@ class Arithmetic:
     precision: Precision
     functions: Mapping[str, Callable[..., Any]]
 
-    @property
-    def in_order(self) -> bool:
-        return self.precision == "strict"
-
     def dtype(self, dtype: DType) -> np.dtype[Any]:
         """The NumPy dtype that values of `dtype` have here."""
         return np.dtype(np.float64) if dtype.is_float and self.precision == "f64" else dtype.numpy
@@ -40,34 +36,94 @@ class Arithmetic:
         own = np.asarray(const.value).astype(const.dtype.numpy)
         return own.astype(self.dtype(const.dtype))
 
-    def cast(self, value: Any, dtype: DType) -> Array:
-        return np.asarray(value).astype(self.dtype(dtype), copy=False)
+    def given(self, array: Array, dtype: DType) -> Array:
+        """An input array."""
+        return np.asarray(array).astype(self.dtype(dtype), copy=False)
+
+    def cast(self, value: Array, dtype: DType) -> Array:
+        """Conversion as NumPy's astype does it."""
+        return value.astype(self.dtype(dtype), copy=False)
 
     def apply(self, name: str, args: list[Array], dtype: DType) -> Array:
         """One operation of `dsl.builtins`, element by element."""
         form = self.functions.get(name, BUILTINS[name].numpy)
         return np.asarray(form(*args)).astype(self.dtype(dtype), copy=False)
 
+    def index(self, value: Array) -> Array:
+        """An integer value as a subscript, i64."""
+        if value.dtype == np.uint64:  # beyond i64 it is out of every range, and must not come back as negative
+            value = np.minimum(value, np.uint64(np.iinfo(np.int64).max))
+        return value.astype(np.int64)
 
-def identity(name: str, dtype: np.dtype[Any]) -> Array:
-    """The value that leaves every other one as it is under a named reducer, in every bit: -0.0 for a float sum."""
-    floating = np.issubdtype(dtype, np.floating) or dtype.kind == "V"  # ml_dtypes' bfloat16 has kind V
+    # --- reductions -------------------------------------------------------------------------------------------
+
+    def identity(self, reducer: Reducer) -> Array:
+        """The value that leaves every other one as it is under a named reducer, in every bit: -0.0 for a float sum."""
+        return np.asarray(_identity(reducer.name, reducer.dtype)).astype(self.dtype(reducer.dtype))
+
+    def fold(self, reducer: Reducer, running: Array, values: Array, axes: tuple[int, ...], length: int) -> Array:
+        """`running` combined by a named reducer with `values`, a block reduced over its last dimensions `axes`.
+
+        length: the number of points of the whole reduction, of which this is a block
+        """
+        ufunc = UFUNCS[reducer.name]
+        if self.precision == "strict" and reducer.dtype.is_float and reducer.name in ("sum", "prod"):
+            return _in_order(ufunc, running, values.reshape((*values.shape[: values.ndim - len(axes)], -1)))
+        part = ufunc.reduce(values, axis=axes, dtype=values.dtype) if axes else values
+        return np.asarray(ufunc(running, part))
+
+    def combine(self, reducer: Reducer, running: Array, value: Array, length: int) -> Array:
+        """Two values combined, element by element."""
+        if reducer.combine is None:
+            return np.asarray(UFUNCS[reducer.name](running, value))
+        return self._combine(reducer.combine, {"a": running, "b": value})
+
+    def _combine(self, expr: Expr, values: Mapping[str, Array]) -> Array:
+        match expr:
+            case Var(name):
+                return values[name]
+            case Const():
+                return self.constant(expr)
+            case Op(name, args, dtype):
+                return self.apply(name, [self._combine(arg, values) for arg in args], dtype)
+            case Cast(arg, dtype):
+                return self.cast(self._combine(arg, values), dtype)
+            case _:
+                raise AssertionError("the combine of a reduction holds operations on its two values only")
+
+    def fold_at(self, reducer: Reducer, total: Array, place: tuple[Array, ...], values: Array, length: int) -> None:
+        """`total[place]` combined with `values`, in place, one after the other where places repeat."""
+        if reducer.combine is None:
+            UFUNCS[reducer.name].at(total, place, values)
+            return
+        for number, value in enumerate(values):
+            where = tuple(int(index[number]) for index in place)
+            total[where] = self.combine(reducer, np.asarray(total[where]), np.asarray(value), length)
+
+
+def _in_order(ufunc: np.ufunc, running: Array, values: Array) -> Array:
+    """`running`, then each of the values along the last dimension, combined from left to right."""
+    shape = np.broadcast_shapes(running.shape, values.shape[:-1])
+    before = np.broadcast_to(running, shape)[..., None]
+    terms = np.concatenate([before, np.broadcast_to(values, shape + values.shape[-1:])], axis=-1)
+    result: Array = ufunc.accumulate(terms, axis=-1)[..., -1]
+    return result
+
+
+def _identity(name: str, dtype: DType) -> Any:
     match name:
         case "sum":
-            value: Any = -0.0 if floating else 0
+            return -0.0 if dtype.is_float else 0
         case "prod":
-            value = 1
+            return 1
         case "max":
-            value = -np.inf if floating else False if dtype.kind == "b" else np.iinfo(dtype).min
+            return -np.inf if dtype.is_float else False if dtype.is_bool else np.iinfo(dtype.numpy).min
         case "min":
-            value = np.inf if floating else True if dtype.kind == "b" else np.iinfo(dtype).max
-        case "any":
-            value = False
-        case "all":
-            value = True
+            return np.inf if dtype.is_float else True if dtype.is_bool else np.iinfo(dtype.numpy).max
+        case "any" | "all":
+            return name == "all"
         case _:
             raise AssertionError(f"reducer '{name}' has no identity of its own")
-    return np.asarray(value).astype(dtype)
 
 
 UFUNCS: Mapping[str, np.ufunc] = {

@@ -29,8 +29,9 @@ from polyopt.dsl.ir import (
     Wrap,
     children,
 )
+from polyopt.dtypes import i64
 from polyopt.errors import DefinitionError, Span
-from polyopt.reference.arithmetic import UFUNCS, Arithmetic, identity
+from polyopt.reference.arithmetic import Arithmetic
 from polyopt.reference.memory import Cells, bounds_error, index_at, outside, point_text, undefined_error
 from polyopt.reference.points import BLOCK, Array, Points, blocks, box
 
@@ -69,7 +70,7 @@ class Evaluator:
             case Const():
                 return self.arithmetic.constant(expr)
             case IndexValue(affine):
-                return np.asarray(evaluate(affine, points.axes, self.sizes), dtype=np.int64)
+                return self.arithmetic.given(evaluate(affine, points.axes, self.sizes), i64)
             case Op(name, args, dtype):
                 return self.arithmetic.apply(name, [self.evaluate(arg, points) for arg in args], dtype)
             case Cast(arg, dtype):
@@ -105,10 +106,7 @@ class Evaluator:
 
     def _subscript(self, subscript: Subscript, points: Points) -> Array:
         if isinstance(subscript, DataIndex):
-            data = self.evaluate(subscript.value, points)
-            if data.dtype == np.uint64:  # beyond i64 it is out of every range, and must not come back as negative
-                data = np.minimum(data, np.uint64(np.iinfo(np.int64).max))
-            return data.astype(np.int64)
+            return self.arithmetic.index(self.evaluate(subscript.value, points))
         return np.asarray(evaluate(subscript, points.axes, self.sizes), dtype=np.int64)
 
     def _read(self, node: Read, points: Points) -> Array:
@@ -190,9 +188,10 @@ class Evaluator:
 
         Raises `DefinitionError` where there is nothing to reduce, no start, and no neutral element.
         """
-        fold = _Fold(self.arithmetic, reducer, len(points.shape), start)
+        whole = box(axes, self.sizes)
+        fold = _Fold(self.arithmetic, reducer, len(points.shape), prod(len(r) for r in whole), start)
         limit = max(1, BLOCK // self._width(body, guard, points))
-        for block in blocks(box(axes, self.sizes), limit):
+        for block in blocks(whole, limit):
             inner = points.extended([axis.name for axis in axes], block)
             inner = inner.where(self.holds(guard, inner))
             if not inner.is_empty:
@@ -258,15 +257,16 @@ def _nothing_to_reduce(reducer: Reducer, point: dict[str, int], span: Span | Non
 class _Fold:
     """The running value of a reduction over blocks of points that come in lexicographic order."""
 
-    def __init__(self, arithmetic: Arithmetic, reducer: Reducer, rank: int, start: Array | None) -> None:
+    def __init__(self, arithmetic: Arithmetic, reducer: Reducer, rank: int, length: int, start: Array | None) -> None:
         self._arithmetic = arithmetic
         self._reducer = reducer
         self._rank = rank
+        self._length = length
         if start is None and reducer.neutral is not None:
             start = arithmetic.constant(reducer.neutral)
         self.has_start = start is not None
         self.seen: Array = np.asarray(False)
-        self.result: Array = identity(reducer.name, arithmetic.dtype(reducer.dtype)) if start is None else start
+        self.result: Array = arithmetic.identity(reducer) if start is None else start
 
     def add(self, value: Array, inner: Points) -> None:
         """Combines the values at the points of one block, a box in the dimensions from `rank` on."""
@@ -278,49 +278,15 @@ class _Fold:
         mask = None if inner.mask is None else np.broadcast_to(inner.mask, shape)
         reduced = tuple(range(self._rank, len(shape)))
         self.seen = self.seen | (np.ones(outer, dtype=bool) if mask is None else mask.any(axis=reduced))
-        flat_mask = None if mask is None else mask.reshape((*outer, -1))
         if self._reducer.name == "custom":
+            flat_mask = None if mask is None else mask.reshape((*outer, -1))
             self._add_one_by_one(full.reshape((*outer, -1)), flat_mask)
             return
         if mask is not None:
-            full = np.where(mask, full, identity(self._reducer.name, full.dtype))
-        ufunc = UFUNCS[self._reducer.name]
-        if self._arithmetic.in_order and self._reducer.dtype.is_float and self._reducer.name in ("sum", "prod"):
-            self._add_in_order(ufunc, full.reshape((*outer, -1)))
-        else:
-            part = ufunc.reduce(full, axis=reduced, dtype=full.dtype) if reduced else full
-            self.result = np.asarray(ufunc(self.result, part))
-
-    def _add_in_order(self, ufunc: np.ufunc, values: Array) -> None:
-        shape = np.broadcast_shapes(self.result.shape, values.shape[:-1])
-        terms = np.concatenate(
-            [np.broadcast_to(self.result, shape)[..., None], np.broadcast_to(values, shape + values.shape[-1:])],
-            axis=-1,
-        )
-        self.result = ufunc.accumulate(terms, axis=-1)[..., -1]
+            full = np.where(mask, full, self._arithmetic.identity(self._reducer))
+        self.result = self._arithmetic.fold(self._reducer, self.result, full, reduced, self._length)
 
     def _add_one_by_one(self, values: Array, mask: Array | None) -> None:
         for place in range(values.shape[-1]):
-            together = combine(self._arithmetic, self._reducer, self.result, values[..., place])
+            together = self._arithmetic.combine(self._reducer, self.result, values[..., place], self._length)
             self.result = together if mask is None else np.where(mask[..., place], together, self.result)
-
-
-def combine(arithmetic: Arithmetic, reducer: Reducer, running: Array, value: Array) -> Array:
-    """Two values combined, element by element."""
-    if reducer.combine is None:
-        return np.asarray(UFUNCS[reducer.name](running, value))
-    return _combine_expr(arithmetic, reducer.combine, {"a": running, "b": value})
-
-
-def _combine_expr(arithmetic: Arithmetic, expr: Expr, values: Mapping[str, Array]) -> Array:
-    match expr:
-        case Var(name):
-            return values[name]
-        case Const():
-            return arithmetic.constant(expr)
-        case Op(name, args, dtype):
-            return arithmetic.apply(name, [_combine_expr(arithmetic, arg, values) for arg in args], dtype)
-        case Cast(arg, dtype):
-            return arithmetic.cast(_combine_expr(arithmetic, arg, values), dtype)
-        case _:
-            raise AssertionError("the combine of a reduction holds operations on its two values only")

@@ -19,7 +19,7 @@ from polyopt.errors import DefinitionError
 from polyopt.reference.expressions import Evaluator
 from polyopt.reference.memory import Cells, element_text
 from polyopt.reference.points import BLOCK, Array, Points, blocks, box
-from polyopt.reference.whole import combine_at, defined_twice, equation_points, left_side, started, within
+from polyopt.reference.whole import defined_twice, equation_points, left_side, started, within
 
 Definitions = Mapping[str, tuple[Cells, tuple[Equation, ...]]]
 
@@ -248,6 +248,7 @@ class _Part:
     def _scatter(self, evaluator: Evaluator, equation: Equation, rows: Array, points: Points) -> None:
         assert equation.reducer is not None
         names = [axis.name for axis in equation.reduce_axes]
+        length = prod(len(values) for values in box(equation.all_axes, evaluator.sizes))
         for block in blocks(box(equation.reduce_axes, evaluator.sizes), max(1, BLOCK // max(1, rows.size))):
             inner = points.extended(names, block)
             inner = inner.where(evaluator.holds(equation.guard, inner))
@@ -258,7 +259,9 @@ class _Part:
             there = evaluator.live(np.ones((1,) * len(inner.shape), bool), inner)
             there = np.broadcast_to(there, inner.shape)
             chosen = tuple(np.broadcast_to(index, inner.shape)[there] for index in place)
-            combine_at(evaluator, equation.reducer, self.values, chosen, np.broadcast_to(value, inner.shape)[there])
+            evaluator.arithmetic.fold_at(
+                equation.reducer, self.values, chosen, np.broadcast_to(value, inner.shape)[there], length
+            )
 
 
 # --- who waits for what ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,7 @@ import numpy as np
 from polyopt.dsl.affine import Affine, AxisRef
 from polyopt.dsl.ir import DataIndex, Equation, Reducer
 from polyopt.errors import DefinitionError
-from polyopt.reference.arithmetic import UFUNCS
-from polyopt.reference.expressions import Evaluator, combine
+from polyopt.reference.expressions import Evaluator
 from polyopt.reference.memory import Cells, bounds_error, element_text, index_at, outside, point_text
 from polyopt.reference.points import BLOCK, Array, Points, blocks, box, grid
 
@@ -159,12 +159,15 @@ def within(evaluator: Evaluator, cells: Cells, equation: Equation, points: Point
 def _scatter_into(evaluator: Evaluator, cells: Cells, equation: Equation, total: Array) -> None:
     """Adds point by point in lexicographic order, where several points may add to one element."""
     assert equation.reducer is not None and cells.defined is not None
+    length = prod(len(values) for values in box(equation.all_axes, evaluator.sizes))
     for points in equation_points(evaluator, equation, reduced=True):
         value = evaluator.evaluate(equation.value, points)
         place = left_side(evaluator, cells, equation, points)
         there = np.ones(points.shape, bool) if points.mask is None else np.broadcast_to(points.mask, points.shape)
         chosen = tuple(np.broadcast_to(index, points.shape)[there] for index in place)
-        combine_at(evaluator, equation.reducer, total, chosen, np.broadcast_to(value, points.shape)[there])
+        evaluator.arithmetic.fold_at(
+            equation.reducer, total, chosen, np.broadcast_to(value, points.shape)[there], length
+        )
     if any(isinstance(subscript, DataIndex) for subscript in equation.subscripts):
         cells.defined[...] = True
         return
@@ -174,16 +177,6 @@ def _scatter_into(evaluator: Evaluator, cells: Cells, equation: Equation, total:
             there = np.ones(points.shape, bool) if inside.mask is None else np.broadcast_to(inside.mask, points.shape)
             place = left_side(evaluator, cells, equation, inside)
             cells.defined[tuple(np.broadcast_to(index, points.shape)[there] for index in place)] = True
-
-
-def combine_at(evaluator: Evaluator, reducer: Reducer, total: Array, place: tuple[Array, ...], values: Array) -> None:
-    """`total[place] = total[place] combined with values`, one after the other where places repeat."""
-    if reducer.combine is None:
-        UFUNCS[reducer.name].at(total, place, values)
-        return
-    for number, value in enumerate(values):
-        where = tuple(int(index[number]) for index in place)
-        total[where] = combine(evaluator.arithmetic, reducer, total[where], value)
 
 
 # --- two definitions of one element ---------------------------------------------------------------------------

@@ -53,7 +53,8 @@ def store(
 
 
 def loop(var: str, stop: int | str | Expr, body: Stmt, start: int | str | Expr = 0, **fields: Any) -> For:
-    return For(var, *ints(start, stop), body, **fields)
+    lower, upper = ints(start, stop)
+    return For(var, lower, upper, body, **fields)
 
 
 def argument(name: str, *shape: int | str, dtype: DType = f64) -> Buffer:
