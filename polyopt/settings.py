@@ -55,6 +55,11 @@ def current() -> Settings:
     return replace(settings, **changes) if changes else settings  # type: ignore[arg-type]
 
 
+def has_overrides() -> bool:
+    """Whether the current thread or task is inside `override(...)` or `strict_checks()`."""
+    return _overrides.get() is not _NO_OVERRIDES
+
+
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """The settings that `environment` asks for. An empty value counts as unset."""
     cache_dir = environment.get("POLYOPT_CACHE_DIR")

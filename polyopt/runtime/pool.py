@@ -80,6 +80,11 @@ class Pools:
         if self._use(threads) is not former and former is not None:
             former.stop()
 
+    @property
+    def has_object_code(self) -> bool:
+        """Whether the pool's machine code is known, so that none need be compiled."""
+        return self._object_code is not None
+
     def object_code(self) -> bytes:
         """The pool's machine code, good for every machine of this architecture; compiled once per process."""
         with self._lock:

@@ -1,0 +1,445 @@
+"""Operators as a user calls them: `@po.op`, calls, and the ways to look inside."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+
+from polyopt import compilation, settings
+from polyopt.compilation import Choices, Numerics, Problem
+from polyopt.dsl import trace as tracing
+from polyopt.dsl.bind import solve_sizes, specialise
+from polyopt.dsl.expr import Size, walk
+from polyopt.dsl.recognise import NeedsSizes
+from polyopt.dsl.results import Structure
+from polyopt.dsl.signature import Parameter, Signature, read_signature
+from polyopt.dsl.text import program_text
+from polyopt.dsl.trace import Traced
+from polyopt.errors import ArgumentError, PolyoptError
+from polyopt.runtime import arguments, arrays, pool
+from polyopt.runtime.arguments import Arguments
+from polyopt.runtime.arrays import Array, Layout
+from polyopt.runtime.calls import Call, run_into
+from polyopt.runtime.kernel import Kernel
+from polyopt.target import Target
+
+if TYPE_CHECKING:
+    from polyopt.pipeline import Lowering
+
+settings.configure_logging(settings.current())
+
+set_num_threads = pool.set_num_threads
+strict_checks = settings.strict_checks
+
+Value = TypeVar("Value")
+
+KEPT_CALLS = 4096
+"""Kinds of calls that an op remembers; the oldest are forgotten first. Their kernels stay in the disk cache."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variant:
+    """An op prepared for one kind of call. structure: how its results are put together."""
+
+    call: Call
+    structure: Structure
+
+
+class Op:
+    """A function of equations, compiled for the arrays it is called with.
+
+    `op(x, w)` computes; `op(x, w, out=y)` computes into existing arrays. Inside another op its equations are inlined.
+    """
+
+    def __init__(self, function: Callable[..., Any], choices: Choices) -> None:
+        functools.update_wrapper(self, function)
+        self.signature: Signature = read_signature(function)
+        self._function = function
+        self._choices = compilation.check_choices(choices)
+        self._names = tuple(parameter.name for parameter in self.signature.parameters)
+        self._hot: dict[Hashable, Variant] = {}
+        self._variants: dict[Hashable, Future[Variant]] = {}
+        self._traces: dict[Hashable, Traced] = {}
+        self._ahead: list[Kernel] = []
+        self._on: dict[object, Op] = {}
+
+    # --- calls ------------------------------------------------------------------------------------------------
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Compute the results. `out=`: arrays to write them to, in the structure in which the function returns them.
+
+        Raises `ArgumentError`, `DTypeError` or `ShapeError` for arguments that do not fit, `DefinitionError` for
+        equations that do not hold together, `BoundsError` for a data subscript out of range.
+        """
+        try:
+            ordered = args + tuple([kwargs[name] for name in self._names[len(args) :]]) if kwargs else args
+            key = tuple([(type(a), a.dtype, a.shape, a.strides) for a in ordered])
+            variant = self._hot[key]
+        except (KeyError, AttributeError, TypeError):
+            return self._call_slowly(args, kwargs)
+        if len(ordered) != len(args) + len(kwargs) or settings.has_overrides() or tracing.is_tracing():
+            return self._call_slowly(args, kwargs)
+        results = variant.call(ordered)
+        if results is None:
+            return self._call_slowly(args, kwargs)
+        return results[0] if variant.structure.make is None else variant.structure.rebuild(results)
+
+    def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call whose arguments are looked at one by one."""
+        if tracing.is_tracing():
+            return tracing.inline(self._function, self.signature, args, kwargs)
+        out = kwargs.pop("out", None) if "out" not in self._names else None
+        given = self._bind(args, kwargs)
+        if out is not None:
+            return self._call_into(given, out)
+        variant = self._variant(given, {})
+        self._remember(given, args, kwargs, variant)
+        results = variant.call.new_results()
+        variant.call.run(tuple(given.arrays.values()), results)
+        return variant.structure.rebuild([given.wrap(result) for result in results] if given.wrap else results)
+
+    def _call_into(self, given: Arguments, out: Any) -> Any:
+        traced = self._traced(given)
+        values = _as_outs(out, traced.structure.rebuild(range(traced.structure.count)), "out")
+        outs = {name: _writable(values[n], name) for n, name in enumerate(traced.program.results)}
+        strided = {name: array for name, array in outs.items() if arrays.layout(array) is not None}
+        variant = self._variant(given, strided)
+        run_into(variant.call, lambda: self._variant(given, {}).call, given.arrays, tuple(outs.values()))
+        return out
+
+    def _remember(self, given: Arguments, args: tuple[Any, ...], kwargs: Mapping[str, Any], variant: Variant) -> None:
+        """Let the next call with NumPy arrays like these go straight to the kernel."""
+        values = [*args, *kwargs.values()]
+        if (
+            settings.has_overrides()
+            or len(values) != len(given.arrays)
+            or any(type(v) is not np.ndarray for v in values)
+        ):
+            return
+        _put(self._hot, tuple([(type(a), a.dtype, a.shape, a.strides) for a in given.arrays.values()]), variant)
+
+    # --- from arguments to a kernel -----------------------------------------------------------------------------
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+        compilation.choose_target(
+            self._choices.target, on_device=any(map(arrays.is_on_device, (*args, *kwargs.values())))
+        )
+        return arguments.bind(self.signature, args, kwargs)
+
+    def _variant(self, given: Arguments, outs: Mapping[str, Array]) -> Variant:
+        """The op prepared for arguments like these; made once, while other threads that want the same wait."""
+        out_key = tuple((name, array.shape, arrays.layout(array)) for name, array in outs.items())
+        key = (os.getpid(), settings.current(), given.key(), out_key)
+        mine: Future[Variant] = Future()
+        future = self._variants.setdefault(key, mine)
+        if future is not mine:
+            return future.result()
+        try:
+            mine.set_result(self._prepare(given, outs))
+        except BaseException as error:
+            del self._variants[key]
+            mine.set_exception(error)
+            raise
+        _forget_oldest(self._variants)
+        return mine.result()
+
+    def _prepare(self, given: Arguments, outs: Mapping[str, Array]) -> Variant:
+        traced = self._traced(given)
+        sizes = solve_sizes(self.signature, traced.program, given.shapes)
+        target = compilation.choose_target(self._choices.target)
+        compilation.check_runs_here(target)
+        layouts = {**given.layouts, **{name: arrays.layout(array) for name, array in outs.items()}}
+        shapes = {name: array.shape for name, array in outs.items()}
+        problem = replace(self._problem(traced, sizes, target), layouts=_strided(layouts), result_shapes=shapes)
+        return Variant(Call(compilation.kernel_for(problem), sizes, given.arrays), traced.structure)
+
+    def _problem(self, traced: Traced, sizes: Mapping[str, int], target: Target) -> Problem:
+        """The problem for known sizes; those that are dynamic, and those not known, stay symbolic."""
+        dynamic = self._dynamic(traced.program.sizes)
+        program = specialise(traced.program, {name: size for name, size in sizes.items() if name not in dynamic})
+        return Problem(program, program.sizes, {}, target, self._choices.numerics)
+
+    def _dynamic(self, sizes: Sequence[str]) -> frozenset[str]:
+        chosen = self._choices.dynamic
+        if isinstance(chosen, bool):
+            return frozenset(sizes if chosen else ())
+        unknown = [name for name in chosen if name not in sizes]
+        if unknown:
+            raise ArgumentError(
+                f"'{self.signature.name}' has no size '{unknown[0]}' to keep dynamic",
+                where=self.signature.span,
+                why=f"its sizes are {', '.join(sizes) or 'none'}",
+                facts={"size": unknown[0], "sizes": tuple(sizes)},
+            )
+        return frozenset(chosen)
+
+    def _traced(self, given: Arguments) -> Traced:
+        """The equations for arguments like these. Sizes stay symbolic, unless the function multiplies sizes."""
+        sizes = functools.partial(solve_sizes, self.signature, None, given.shapes)
+        return self._trace(given.constants, given.free, sizes)
+
+    def _trace(
+        self, constants: Mapping[str, object], free: Mapping[str, Any], sizes: Callable[[], dict[str, int]]
+    ) -> Traced:
+        """sizes: asked for where the equations are affine for numbers only"""
+        key = (arguments.constants_key(constants), tuple(free.items()))
+        try:
+            return _remembered(
+                self._traces, key, lambda: tracing.trace(self._function, self.signature, constants, free)
+            )
+        except NeedsSizes:
+            known = sizes()
+            return _remembered(
+                self._traces,
+                (key, tuple(known.items())),
+                lambda: tracing.trace(self._function, self.signature, constants, free, known),
+            )
+
+    # --- ahead of time, and looking inside ------------------------------------------------------------------------
+
+    def compile(self, *args: Any, **kwargs: Any) -> Op:
+        """Compile for sizes (`op.compile(M=512, N=512)`) or for arrays, ahead of a call. Returns the op."""
+        if self._is_call(args, kwargs):
+            self._variant(self._bind(args, kwargs), {})
+            return self
+        target = compilation.choose_target(self._choices.target)
+        compilation.check_runs_here(target)
+        self._ahead.append(compilation.kernel_for(self._problem_for_sizes(args, kwargs, target)))
+        return self
+
+    def lower(self, *args: Any, target: str | Target | None = None, **kwargs: Any) -> Lowering:
+        """The stages of the compilation for sizes or for arrays; sizes that are left out stay symbolic."""
+        machine = compilation.choose_target(target or self._choices.target)
+        return compilation.lower(self._problem_for(args, kwargs, machine))
+
+    def reference(self, *args: Any, numerics: str = "default", **kwargs: Any) -> Any:
+        """The results by evaluating the equations one element at a time with NumPy: slow, in float64.
+
+        numerics="strict": in the op's own dtypes, sums in index order, as a strict kernel computes them
+        """
+        from polyopt import reference
+
+        given = arguments.bind(self.signature, args, kwargs)
+        traced = self._traced(given)
+        sizes = solve_sizes(self.signature, traced.program, given.shapes)
+        program = compilation.resolve(specialise(traced.program, sizes))
+        values = reference.evaluate(program, given.arrays, precision="strict" if numerics == "strict" else "f64")
+        return traced.structure.rebuild([values[name] for name in program.results])
+
+    def on(self, target: str | Target) -> Op:
+        """The same op for another target: "cpu", "cuda", or a preset."""
+        if target not in self._on:
+            self._on[target] = Op(self._function, replace(self._choices, target=target))
+        return self._on[target]
+
+    def _is_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether these are the arguments of a call, and not sizes and compile-time values."""
+        values = {**dict(zip(self._names, args)), **kwargs}
+        given = (p for p in self.signature.parameters if p.name in values)
+        return any(not arguments.is_constant(p, values[p.name]) for p in given)
+
+    def _problem_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: Target) -> Problem:
+        if not self._is_call(args, kwargs):
+            return self._problem_for_sizes(args, kwargs, target)
+        given = arguments.bind(self.signature, args, kwargs)
+        traced = self._traced(given)
+        sizes = solve_sizes(self.signature, traced.program, given.shapes)
+        return replace(self._problem(traced, sizes, target), layouts=_strided(given.layouts))
+
+    def _problem_for_sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: Target) -> Problem:
+        values = {**dict(zip(self._names, args)), **kwargs}
+        constants = {p.name: values.get(p.name, p.default) for p in self.signature.parameters if _is_known(p, values)}
+        sizes = {name: value for name, value in values.items() if name not in self._names}
+        self._refuse_unannotated(constants)
+        traced = self._trace(constants, {}, lambda: sizes)
+        _check_sizes(sizes, traced, self.signature)
+        return self._problem(traced, sizes, target)
+
+    def _refuse_unannotated(self, constants: Mapping[str, object]) -> None:
+        for parameter in self.signature.parameters:
+            if parameter.kind == "unannotated" and parameter.name not in constants:
+                raise ArgumentError(
+                    f"the dtype and rank of parameter '{parameter.name}' are not known",
+                    where=self.signature.span,
+                    why="it has no annotation, so they follow from the argument",
+                    fix=f"pass arrays instead of sizes, or annotate it: {parameter.name}: f32[...]",
+                    facts={"parameter": parameter.name},
+                )
+
+    def __str__(self) -> str:
+        """The signature and the equations; without those where they depend on what the op is called with."""
+        try:
+            self._refuse_unannotated({})
+            return f"{self.signature}\n\n{program_text(self._trace({}, {}, dict).program)}"
+        except PolyoptError:
+            return str(self.signature)
+
+    def __repr__(self) -> str:
+        return f"<op {self.signature}>"
+
+    def __reduce__(self) -> str:
+        """Pickled by name, as a function is."""
+        return self._function.__qualname__
+
+    # --- methods --------------------------------------------------------------------------------------------------
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Op: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Method: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Op | Method:
+        """As a function does: an op that stands in a class takes the instance as its first argument."""
+        return self if instance is None else Method(self, instance)
+
+
+class Method:
+    """An op with its instance, as a bound method."""
+
+    __slots__ = ("__self__", "op")
+
+    def __init__(self, op: Op, instance: object) -> None:
+        self.op = op
+        self.__self__ = instance
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Compute, as `Op.__call__` does."""
+        return self.op(self.__self__, *args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> Method:
+        """As `Op.compile`."""
+        self.op.compile(self.__self__, *args, **kwargs)
+        return self
+
+    def lower(self, *args: Any, target: str | Target | None = None, **kwargs: Any) -> Lowering:
+        """As `Op.lower`."""
+        return self.op.lower(self.__self__, *args, target=target, **kwargs)
+
+    def reference(self, *args: Any, numerics: str = "default", **kwargs: Any) -> Any:
+        """As `Op.reference`."""
+        return self.op.reference(self.__self__, *args, numerics=numerics, **kwargs)
+
+    def on(self, target: str | Target) -> Method:
+        """As `Op.on`."""
+        return Method(self.op.on(target), self.__self__)
+
+
+# --- making ops -------------------------------------------------------------------------------------------------
+
+
+@overload
+def op(function: Callable[..., Any], /) -> Op: ...
+@overload
+def op(
+    *,
+    dynamic: bool | str | Sequence[str] = False,
+    target: str | Target | None = None,
+    numerics: Numerics = "default",
+    tune: bool = False,
+) -> Callable[[Callable[..., Any]], Op]: ...
+def op(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    dynamic: bool | str | Sequence[str] = False,
+    target: str | Target | None = None,
+    numerics: Numerics = "default",
+    tune: bool = False,
+) -> Op | Callable[[Callable[..., Any]], Op]:
+    """Make a function of equations an operator: `@po.op`, or `@po.op(dynamic=["M"], numerics="strict")`.
+
+    dynamic:  sizes that one kernel serves at every value; True for all
+    target:   "cpu", "cuda" or a preset; by default where the arrays are
+    numerics: "default" reorders declared reductions; "strict" computes in index order, bitwise as the reference; "fast"
+    tune:     try several plans and keep the quickest
+    """
+    names = tuple(dynamic.split()) if isinstance(dynamic, str) else dynamic
+    choices = Choices(names if isinstance(names, bool) else tuple(names), target, numerics, tune)
+    if function is None:
+        return lambda decorated: Op(decorated, choices)
+    return Op(function, choices)
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------
+
+
+def _strided(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+    return {name: layout for name, layout in layouts.items() if layout is not None}
+
+
+def _is_known(parameter: Parameter, values: Mapping[str, Any]) -> bool:
+    """Whether a compile-time parameter has a value, given or by default."""
+    if parameter.name in values:
+        return True
+    return parameter.has_default and arguments.is_constant(parameter, parameter.default)
+
+
+def _check_sizes(sizes: Mapping[str, Any], traced: Traced, signature: Signature) -> None:
+    """Raise `ArgumentError` for a size that the op does not have, or that is no size."""
+    known = sorted(_size_names(signature) | set(traced.program.sizes))
+    for name, value in sizes.items():
+        if name not in known:
+            raise ArgumentError(
+                f"'{signature.name}' has no size or compile-time parameter '{name}'",
+                where=signature.span,
+                why=f"its sizes are {', '.join(known) or 'none'}",
+                facts={"size": name, "sizes": tuple(known)},
+            )
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+            raise ArgumentError(
+                f"size '{name}' cannot be {value!r}", why="a size is a whole number, 0 or more", facts={"size": name}
+            )
+
+
+def _size_names(signature: Signature) -> set[str]:
+    return {node.name for p in signature.parameters for dim in p.dims for node in walk(dim) if isinstance(node, Size)}
+
+
+def _as_outs(out: Any, positions: Any, place: str) -> dict[int, Any]:
+    """The arrays of `out` by position of the result. positions: the op's structure, holding these positions."""
+    if isinstance(positions, int):
+        return {positions: out}
+    if isinstance(positions, dict):
+        if not isinstance(out, Mapping) or set(out) != set(positions):
+            raise _wrong_structure(place, f"a dictionary with the keys {', '.join(map(repr, positions))}", out)
+        pairs = [(out[key], position, f"{place}[{key!r}]") for key, position in positions.items()]
+    else:
+        if not isinstance(out, tuple | list) or len(out) != len(positions):
+            raise _wrong_structure(place, f"a tuple of {len(positions)} arrays", out)
+        pairs = [(part, position, f"{place}[{n}]") for n, (part, position) in enumerate(zip(out, positions))]
+    return {n: value for part, position, name in pairs for n, value in _as_outs(part, position, name).items()}
+
+
+def _wrong_structure(place: str, wanted: str, found: Any) -> ArgumentError:
+    return ArgumentError(
+        f"{place} must be {wanted}, as the op returns",
+        why=f"it is a {type(found).__name__}",
+        facts={"place": place, "type": type(found).__name__},
+    )
+
+
+def _writable(value: Any, name: str) -> Array:
+    array = arrays.accept(value, f"out for {name}").array
+    arrays.check_writable(array, name)
+    return array
+
+
+def _remembered(table: dict[Hashable, Traced], key: Hashable, make: Callable[[], Traced]) -> Traced:
+    found = table.get(key)
+    return found if found is not None else _put(table, key, make())
+
+
+def _put(table: dict[Hashable, Value], key: Hashable, value: Value) -> Value:
+    table[key] = value
+    _forget_oldest(table)
+    return value
+
+
+def _forget_oldest(table: dict[Hashable, Any]) -> None:
+    while len(table) > KEPT_CALLS:
+        table.pop(next(iter(table)), None)

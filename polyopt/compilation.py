@@ -1,0 +1,273 @@
+"""From a program to a kernel in memory, through the caches: at most one compile per kernel and process."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
+
+from polyopt import cache, settings
+from polyopt import target as targets
+from polyopt.cache import Entry
+from polyopt.dsl import ir
+from polyopt.dsl.ir import Program
+from polyopt.errors import ArgumentError, BackendUnavailable, CompileError, ShapeError, Span
+from polyopt.progress import Progress
+from polyopt.runtime.arrays import Layout
+from polyopt.runtime.kernel import Kernel, KernelInfo
+from polyopt.runtime.pool import POOLS, is_supported, pool_text
+from polyopt.target import Target, preset
+
+if TYPE_CHECKING:
+    from polyopt.pipeline import Lowering, Options
+
+Numerics = Literal["default", "strict", "fast"]
+NUMERICS: tuple[Numerics, ...] = ("default", "strict", "fast")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What `@po.op(...)` was told. dynamic: names of sizes that stay symbolic; True for all of them."""
+
+    dynamic: tuple[str, ...] | bool = False
+    target: str | Target | None = None
+    numerics: Numerics = "default"
+    tune: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """A program and all that decides its code.
+
+    program:       ranges not resolved; sizes that are numbers already substituted
+    dynamic:       the sizes that stay symbolic
+    layouts:       byte strides of arguments and results that are not C-contiguous
+    result_shapes: shapes that `out=` arrays have, for a check before anything is compiled; by result
+    """
+
+    program: Program
+    dynamic: tuple[str, ...]
+    layouts: Mapping[str, Layout]
+    target: Target
+    numerics: Numerics
+    result_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+
+class _Compiler:
+    """The kernels of this process, and the lock under which they are made.
+
+    isl and LLVM keep global state, so one thread compiles at a time. A fork waits for the compile at hand, so that a
+    child never inherits half of one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
+        os.register_at_fork(
+            before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._lock.release
+        )
+
+    def kernel(self, problem: Problem) -> Kernel:
+        key = _key(problem)
+        with self._lock:
+            kernel = self._kernels.get(key)
+            if kernel is None:
+                kernel = self._kernels[key] = _from_disk(key) or _compile(problem, key)
+            return kernel
+
+    def lower(self, problem: Problem) -> Lowering:
+        from polyopt import pipeline
+
+        with self._lock:
+            return pipeline.lower(pipeline.resolve(problem.program), _options(problem))
+
+    def resolve(self, program: Program) -> Program:
+        from polyopt import pipeline
+
+        with self._lock:
+            return pipeline.resolve(program)
+
+
+_COMPILER = _Compiler()
+
+
+def kernel_for(problem: Problem) -> Kernel:
+    """The kernel for a problem: from memory, from the disk cache, or compiled now.
+
+    Raises the errors of resolving the program, and `CompileError` where the machine's code generator fails.
+    """
+    return _COMPILER.kernel(problem)
+
+
+def lower(problem: Problem) -> Lowering:
+    """The stages of a problem's compilation, each made when it is looked at."""
+    return _COMPILER.lower(problem)
+
+
+def resolve(program: Program) -> Program:
+    """The program with ranges and shapes found and checked."""
+    return _COMPILER.resolve(program)
+
+
+def choose_target(choice: str | Target | None, *, on_device: bool = False) -> Target:
+    """The machine to compile for: the op's choice, else POLYOPT_TARGET, else where the arrays are.
+
+    Raises `BackendUnavailable` for "cuda" where it cannot be used, `ArgumentError` for an unknown name.
+    """
+    wanted = choice or settings.current().target or (targets.CUDA if on_device else targets.CPU)
+    if isinstance(wanted, Target):
+        return wanted
+    if wanted == targets.CUDA:
+        raise _no_cuda()
+    return targets.resolve(wanted)
+
+
+def check_runs_here(target: Target) -> None:
+    """Raise `BackendUnavailable` where this machine cannot run code for `target`."""
+    here = targets.host()
+    if target.triple == here.triple and target.vector_bits <= here.vector_bits:
+        return
+    raise BackendUnavailable(
+        f"this machine cannot run code for the target '{target.name}'",
+        why=f"it is a {here.name} machine ({here.triple})",
+        fix="op.on('cpu') runs; op.lower(..., target=...) shows the code for another machine",
+        facts={"target": target.name, "host": here.name},
+    )
+
+
+def _no_cuda() -> BackendUnavailable:
+    missing = "the package pycuda is not installed" if importlib.util.find_spec("pycuda") is None else ""
+    return BackendUnavailable(
+        "the target 'cuda' cannot be used here",
+        why=missing or "no CUDA code generator is installed",
+        fix="pip install 'polyopt[cuda]' on a machine with an NVIDIA driver, or use op.on('cpu') with host arrays",
+        facts={"target": "cuda"},
+    )
+
+
+# --- making a kernel ------------------------------------------------------------------------------------------
+
+
+def _from_disk(key: str) -> Kernel | None:
+    entry = cache.lookup(key)
+    if entry is None:
+        return None
+    try:
+        return _load(entry.info, entry.object_code)
+    except CompileError:
+        _log.warning("the cache entry %s does not link here; compiling again", key[:12])
+        return None
+
+
+def _compile(problem: Problem, key: str) -> Kernel:
+    from polyopt import pipeline
+
+    started = time.perf_counter()
+    with Progress(f"polyopt: compiling {problem.program.name}"):
+        resolved = pipeline.resolve(problem.program)
+        _check_result_shapes(resolved, problem)
+        built = pipeline.build(resolved, _options(problem))
+    _log.info("compiled %s in %.0f ms", problem.program.name, 1e3 * (time.perf_counter() - started))
+    cache.store(key, Entry(built.info, built.object_code, built.report))
+    return _load(built.info, built.object_code)
+
+
+def _options(problem: Problem) -> Options:
+    from polyopt import pipeline
+
+    return pipeline.Options(problem.numerics, problem.target, problem.dynamic, dict(problem.layouts))
+
+
+def _load(info: KernelInfo, object_code: bytes) -> Kernel:
+    if info.is_parallel and is_supported():
+        _provide_pool()
+    return Kernel(info, object_code)
+
+
+def _provide_pool() -> None:
+    """Let the thread pool take its machine code from the disk cache, or leave it there for the next process."""
+    if POOLS.has_object_code:
+        return
+    key = cache.key(preset("generic"), pool=pool_text())
+    entry = cache.lookup(key)
+    if entry is not None:
+        POOLS.provide_object_code(entry.object_code)
+    else:
+        cache.store(key, Entry(KernelInfo("pool_run", ()), POOLS.object_code()))
+
+
+def _check_result_shapes(resolved: Program, problem: Problem) -> None:
+    """Raise `ShapeError` where an `out=` array cannot hold its result."""
+    for name, found in problem.result_shapes.items():
+        tensor = resolved.tensor(name)
+        assert tensor.shape is not None, "a resolved program has shapes"
+        if len(found) != len(tensor.shape) or any(
+            affine.is_constant and affine.constant != length for affine, length in zip(tensor.shape, found)
+        ):
+            shape = ", ".join(map(str, tensor.shape))
+            raise ShapeError(
+                f"out for '{name}' has shape {found}, but the result has shape ({shape})",
+                facts={"result": name, "shape": found},
+            )
+
+
+# --- keys -----------------------------------------------------------------------------------------------------
+
+
+def _key(problem: Problem) -> str:
+    return cache.key(
+        problem.target,
+        program=canonical(problem.program),
+        dynamic=problem.dynamic,
+        layouts=sorted(problem.layouts.items()),
+        numerics=problem.numerics,
+        verify=settings.current().verify,
+        places=[dataclasses.astuple(place) for place in _checked_places(problem.program)],
+    )
+
+
+def canonical(value: Any) -> str:
+    """A text that is the same for equal values of the program's dataclasses, and differs for different ones."""
+    if dataclasses.is_dataclass(value):
+        parts = (canonical(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare)
+        return f"{type(value).__name__}({','.join(parts)})"
+    if isinstance(value, tuple):
+        return f"({','.join(map(canonical, value))})"
+    return value.hex() if isinstance(value, float) else repr(value)
+
+
+def _checked_places(program: Program) -> list[Span]:
+    """Where data subscripts stand in the user's files: a kernel names these lines in its errors."""
+    places: list[Span] = []
+    for equation in program.equations:
+        if equation.span is not None and any(isinstance(s, ir.DataIndex) for s in equation.subscripts):
+            places.append(equation.span)
+        for read in ir.reads(equation.value):
+            if read.span is not None and any(isinstance(s, ir.DataIndex) for s in read.subscripts):
+                places.append(read.span)
+    return places
+
+
+def check_choices(choices: Choices) -> Choices:
+    """The choices, if they make sense. Raises `ArgumentError`."""
+    if choices.numerics not in NUMERICS:
+        raise ArgumentError(
+            f"numerics cannot be {choices.numerics!r}",
+            fix=f"one of {', '.join(NUMERICS)}",
+            facts={"numerics": choices.numerics},
+        )
+    if isinstance(choices.target, str) and choices.target not in (targets.CPU, targets.CUDA, *targets.PRESETS):
+        raise ArgumentError(
+            f"there is no target '{choices.target}'",
+            fix=f"one of {', '.join((targets.CPU, targets.CUDA, *targets.PRESETS))}",
+            facts={"target": choices.target},
+        )
+    return choices

@@ -1,0 +1,177 @@
+"""The arguments of a call, sorted by what they decide: which equations, which kernel, or only the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polyopt.dsl.signature import Parameter, Signature
+from polyopt.dsl.spans import user_span
+from polyopt.dtypes import DType
+from polyopt.errors import ArgumentError, ShapeError
+from polyopt.runtime import arrays
+from polyopt.runtime.arrays import Array, Layout, Wrap
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arguments:
+    """One call's arguments.
+
+    constants: values of compile-time parameters
+    arrays:    tensors and run-time scalars by name, in the order of the signature, elements aligned
+    free:      dtype, rank and which extents are 1, of the arrays whose parameter has no annotation
+    wrap:      makes results of the caller's kind; None for NumPy arrays
+    """
+
+    constants: Mapping[str, object]
+    arrays: Mapping[str, Array]
+    free: Mapping[str, tuple[DType, int, tuple[bool, ...]]]
+    wrap: Wrap | None = None
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: array.shape for name, array in self.arrays.items()}
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """Byte strides by name; None for C-contiguous."""
+        return {name: arrays.layout(array) for name, array in self.arrays.items()}
+
+    def key(self) -> Hashable:
+        """What a compiled kernel depends on: constants, dtypes, shapes, layouts."""
+        return (
+            constants_key(self.constants),
+            tuple((name, a.dtype, a.shape, arrays.layout(a)) for name, a in self.arrays.items()),
+        )
+
+
+def bind(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+    """The arguments of a call `op(*args, **kwargs)` by parameter.
+
+    Raises `ArgumentError` where they do not fit the signature, `DTypeError` and `ShapeError` where an array does not
+    fit its annotation.
+    """
+    try:
+        bound = signature.python.bind(*args, **kwargs)
+    except TypeError as problem:
+        raise ArgumentError(
+            f"{signature.name}: {problem}",
+            where=user_span(),
+            fix=f"its signature is {signature}",
+            facts={"op": signature.name},
+        ) from None
+    bound.apply_defaults()
+    constants: dict[str, object] = {}
+    found: dict[str, Array] = {}
+    free: dict[str, tuple[DType, int, tuple[bool, ...]]] = {}
+    wrap: Wrap | None = None
+    for parameter in signature.parameters:
+        value = bound.arguments[parameter.name]
+        if is_constant(parameter, value):
+            constants[parameter.name] = value
+            continue
+        given = _given(parameter, value)
+        found[parameter.name] = given.array
+        wrap = wrap or given.wrap
+        if parameter.kind == "unannotated":
+            free[parameter.name] = _free(parameter.name, given.array)
+    return Arguments(constants, found, free, wrap)
+
+
+def is_constant(parameter: Parameter, value: object) -> bool:
+    """Whether `value` is known when compiling: by its annotation, or, without one, because it is no array or number."""
+    if parameter.kind == "constant":
+        return True
+    if parameter.kind != "unannotated":
+        return False
+    is_data = isinstance(value, np.ndarray | np.generic | bool | int | float)
+    return not is_data and not hasattr(value, "__dlpack__") and not hasattr(value, "__array_interface__")
+
+
+def _given(parameter: Parameter, value: Any) -> arrays.Given:
+    """The argument as an aligned array of the parameter's dtype and rank."""
+    if arrays.is_on_device(value):
+        raise ArgumentError(
+            f"argument '{parameter.name}' is in the memory of a GPU, and the target is the CPU",
+            fix=f"copy it to the host first, or use op.on('cuda')(..., {parameter.name}, ...)",
+            facts={"argument": parameter.name},
+        )
+    if parameter.kind == "scalar":
+        assert parameter.dtype is not None, "a scalar parameter has a dtype"
+        return arrays.Given(arrays.scalar(value, parameter.dtype, parameter.name))
+    given = arrays.accept(value, parameter.name)
+    if parameter.kind == "tensor":
+        given = _typed(parameter, value, given)
+    return arrays.Given(arrays.aligned(given.array), given.wrap)
+
+
+def _typed(parameter: Parameter, value: Any, given: arrays.Given) -> arrays.Given:
+    assert parameter.dtype is not None, "a tensor parameter has a dtype"
+    if given.array.ndim != len(parameter.dims):
+        raise ShapeError(
+            f"argument '{parameter.name}' has {given.array.ndim} dimensions, but the signature says "
+            f"{len(parameter.dims)}",
+            where=user_span(),
+            why=f"its shape is {given.array.shape}",
+            facts={"argument": parameter.name, "shape": given.array.shape, "rank": len(parameter.dims)},
+        )
+    if isinstance(value, bool | int | float):
+        return arrays.Given(arrays.scalar(value, parameter.dtype, parameter.name))
+    if given.array.dtype != parameter.dtype.numpy:
+        raise arrays.wrong_dtype(parameter.name, parameter.dtype, given.array.dtype)
+    return given
+
+
+def _free(name: str, array: Array) -> tuple[DType, int, tuple[bool, ...]]:
+    return arrays.check_dtype(array, name), array.ndim, tuple(extent == 1 for extent in array.shape)
+
+
+# --- keys -----------------------------------------------------------------------------------------------------
+
+
+def constants_key(constants: Mapping[str, object]) -> Hashable:
+    """A key that differs whenever a compile-time value does (`1`, `1.0` and `True` are three values)."""
+    return tuple((name, frozen(value)) for name, value in constants.items())
+
+
+def frozen(value: object) -> Hashable:
+    """A hashable stand-in for a constant: containers by content, other objects by their own equality or identity."""
+    match value:
+        case float():
+            return float, value.hex()
+        case list() | tuple():
+            return type(value), tuple(map(frozen, value))
+        case dict():
+            return dict, tuple((frozen(key), frozen(item)) for key, item in value.items())
+        case set() | frozenset():
+            return type(value), frozenset(map(frozen, value))
+        case np.ndarray():
+            return np.ndarray, value.dtype.str, value.shape, value.tobytes()
+        case _:
+            return type(value), _hashable(value)
+
+
+def _hashable(value: object) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return _Identity(value)
+    return value
+
+
+class _Identity:
+    """Stands for an object that cannot be hashed: equal to stand-ins of the very same object, which it keeps alive."""
+
+    __slots__ = ("_object",)
+
+    def __init__(self, value: object) -> None:
+        self._object = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other._object is self._object
+
+    def __hash__(self) -> int:
+        return id(self._object)
