@@ -1,0 +1,348 @@
+"""From the definitions of a trace to the typed core program.
+
+Keeps what the results need, finds the dtype of each tensor (by fixpoint where tensors depend on each other), and
+then builds every equation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from polyopt.dsl import affine as af
+from polyopt.dsl import ir
+from polyopt.dsl.affine import Affine
+from polyopt.dsl.expr import Element, Expr, Index, free_indices, walk
+from polyopt.dsl.lower_reductions import accumulated, as_axis, lower_reduction, unguarded
+from polyopt.dsl.recognise import Scope, is_data, source_text
+from polyopt.dsl.state import Definition, Handle, State
+from polyopt.dsl.types import UNKNOWN, Type, Unknown, WeakType, concrete, join
+from polyopt.dsl.values import Builder, Names, constant
+from polyopt.dtypes import DType, accumulator, promote
+from polyopt.errors import DefinitionError, DTypeError, Span
+
+
+def elaborate(state: State, parameters: Sequence[Handle], results: Sequence[Handle]) -> ir.Program:
+    """The program of a finished trace, with the equations that the results need and no others.
+
+    Raises `DefinitionError` and `DTypeError` with the user's line.
+    """
+    kept = _reachable(results)
+    types = infer_dtypes(kept)
+    equations = _name_equations([_equation(definition, types) for tensor in kept for definition in tensor.definitions])
+    order = {id(d): n for n, d in enumerate(state.definitions)}
+    in_text_order = sorted(
+        zip((d for t in kept for d in t.definitions), equations, strict=True), key=lambda p: order[id(p[0])]
+    )
+    _check_inlined_dtypes(state, frozenset(kept), types)
+    outputs = frozenset(results)
+    needed = frozenset(kept)
+    locals_ = [tensor for tensor in state.tensors if tensor in needed and tensor.role == "local"]
+    tensors = tuple(_core_tensor(t, types, outputs) for t in [*parameters, *locals_])
+    program = ir.Program(
+        name=state.name,
+        sizes=(),
+        tensors=tensors,
+        equations=tuple(equation for _, equation in in_text_order),
+        parameters=tuple(tensor.name for tensor in parameters),
+        results=tuple(tensor.name for tensor in results),
+        conditions=tuple(dict.fromkeys(state.conditions)),
+    )
+    return with_sizes(program)
+
+
+def with_sizes(program: ir.Program) -> ir.Program:
+    """The program with its `sizes` listed: those of the parameters first, in order, then the others as they occur."""
+    names: dict[str, None] = {}
+    for affine in all_affines(program):
+        names.update(dict.fromkeys(atom.name for atom in af.atoms(affine) if isinstance(atom, af.SizeRef)))
+    return ir.replace(program, sizes=tuple(names))
+
+
+def all_affines(program: ir.Program) -> Iterable[Affine]:
+    """Every affine expression of the program: shapes, ranges, subscripts, conditions and index values."""
+    for tensor in program.tensors:
+        yield from tensor.shape or ()
+    for equation in program.equations:
+        for axis in equation.all_axes:
+            yield from axis.lower + axis.upper
+        yield from (s for s in equation.subscripts if isinstance(s, Affine))
+        yield from af.condition_affines(equation.guard)
+        data = [s.value for s in equation.subscripts if isinstance(s, ir.DataIndex)]
+        for root in [equation.value, *data]:
+            for node in ir.walk(root):
+                yield from _node_affines(node)
+    for condition in program.conditions:
+        yield from af.condition_affines(condition)
+
+
+def _node_affines(node: ir.Expr) -> Iterable[Affine]:
+    match node:
+        case ir.IndexValue(affine=affine):
+            yield affine
+        case ir.Read(subscripts=subscripts):
+            yield from (s for s in subscripts if isinstance(s, Affine))
+        case ir.Where(condition=condition):
+            yield from af.condition_affines(condition)
+        case ir.Reduce(axes=axes, guard=guard):
+            for axis in axes:
+                yield from axis.lower + axis.upper
+            yield from af.condition_affines(guard)
+
+
+# --- what is needed -------------------------------------------------------------------------------------------------
+
+
+def reads_of(definition: Definition) -> tuple[Element, ...]:
+    """Every element that the definition reads, data subscripts on its left included."""
+    roots = (*definition.subscripts, definition.value)
+    return tuple(node for root in roots for node in walk(root) if isinstance(node, Element))
+
+
+def _reachable(results: Sequence[Handle]) -> tuple[Handle, ...]:
+    """The tensors that the results depend on, producers before consumers where there is no cycle."""
+    done: dict[Handle, None] = {}
+    seen: set[Handle] = set()
+    stack: list[tuple[Handle, Span | None, bool]] = [(tensor, tensor.span, False) for tensor in reversed(results)]
+    while stack:
+        tensor, span, expanded = stack.pop()
+        if expanded:
+            done[tensor] = None
+            continue
+        if tensor in seen:
+            continue
+        seen.add(tensor)
+        _require_definition(tensor, span)
+        stack.append((tensor, span, True))
+        reads = [read for definition in tensor.definitions for read in reads_of(definition)]
+        stack.extend((read.tensor, read.span, False) for read in reversed(reads) if read.tensor not in seen)
+    return tuple(done)
+
+
+def _require_definition(tensor: Handle, span: Span | None) -> None:
+    kinds = {definition.kind for definition in tensor.definitions}
+    if tensor.role == "local" and not kinds:
+        raise DefinitionError(
+            f"'{tensor.name}' is used and never defined",
+            where=span,
+            why=f"No equation has '{tensor.name}' on its left side.",
+            fix=f"define it: {tensor.name}[i] = ... (or += to sum).",
+            facts={"tensor": tensor.name},
+        )
+    if {"sum", "prod"} <= kinds:
+        last = tensor.definitions[-1]
+        raise DefinitionError(
+            f"'{tensor.name}' is defined with both += and *=",
+            where=last.span,
+            why="Equations have no order, so it is not said which comes first.",
+            fix="give the product a tensor of its own and add that.",
+            facts={"tensor": tensor.name},
+        )
+
+
+# --- dtypes ---------------------------------------------------------------------------------------------------------
+
+
+def infer_dtypes(tensors: Sequence[Handle]) -> Mapping[Handle, DType]:
+    """The dtype of each tensor, component by component of the dependence graph; `tensors` is closed under reads."""
+    types: dict[Handle, Type] = {t: t.dtype_given for t in tensors if t.dtype_given is not None}
+    for component in _components(tensors):
+        _infer_component([t for t in component if t.dtype_given is None], types)
+    return {tensor: concrete(type_) for tensor, type_ in types.items()}
+
+
+def _infer_component(component: Sequence[Handle], types: dict[Handle, Type]) -> None:
+    """Repeats until nothing changes; Python scalars become i64 or f64 when nothing else decided."""
+    while component:
+        before = [types.get(tensor, UNKNOWN) for tensor in component]
+        for tensor in component:
+            found = [types.get(tensor, UNKNOWN)] + [_definition_type(d, types) for d in tensor.definitions]
+            types[tensor] = join(found)
+        if [types[tensor] for tensor in component] != before:
+            continue
+        weak = [tensor for tensor in component if not isinstance(types[tensor], DType)]
+        if not weak:
+            return
+        for tensor in weak:
+            types[tensor] = concrete(types[tensor])
+
+
+def _definition_type(definition: Definition, types: Mapping[Handle, Type]) -> Type:
+    build = _builder(types)
+    scope, _, _ = _bind(build, definition)
+    value, _ = unguarded(definition.value, scope)
+    if definition.kind == "define":
+        return build.build(value, scope).type
+    natural = build.build(value, scope).type
+    if isinstance(natural, WeakType | Unknown):
+        return natural
+    return natural if natural.is_float else accumulator(natural)
+
+
+def _builder(types: Mapping[Handle, Type]) -> Builder:
+    return Builder(lambda tensor: types.get(tensor, UNKNOWN), lower_reduction, Names())
+
+
+def _components(tensors: Sequence[Handle]) -> tuple[tuple[Handle, ...], ...]:
+    """Strongly connected components, producers first. Source: Tarjan 1972, with an explicit stack."""
+    edges = {t: tuple(dict.fromkeys(r.tensor for d in t.definitions for r in reads_of(d))) for t in tensors}
+    search = _Components(edges)
+    for tensor in tensors:
+        if tensor not in search.number:
+            search.visit(tensor)
+    return tuple(search.found)
+
+
+@dataclass(slots=True)
+class _Components:
+    edges: Mapping[Handle, tuple[Handle, ...]]
+    number: dict[Handle, int] = field(default_factory=dict)
+    low: dict[Handle, int] = field(default_factory=dict)
+    open: list[Handle] = field(default_factory=list)
+    found: list[tuple[Handle, ...]] = field(default_factory=list)
+
+    def visit(self, root: Handle) -> None:
+        work = [(root, iter(self.edges[root]))]
+        self._enter(root)
+        while work:
+            tensor, rest = work[-1]
+            following = next(rest, None)
+            if following is None:
+                work.pop()
+                self._leave(tensor, work[-1][0] if work else None)
+            elif following not in self.number:
+                self._enter(following)
+                work.append((following, iter(self.edges[following])))
+            elif any(following is entry for entry in self.open):
+                self.low[tensor] = min(self.low[tensor], self.number[following])
+
+    def _enter(self, tensor: Handle) -> None:
+        self.number[tensor] = self.low[tensor] = len(self.number)
+        self.open.append(tensor)
+
+    def _leave(self, tensor: Handle, parent: Handle | None) -> None:
+        if self.low[tensor] == self.number[tensor]:
+            start = next(n for n, entry in enumerate(self.open) if entry is tensor)
+            self.found.append(tuple(self.open[start:]))
+            del self.open[start:]
+        if parent is not None:
+            self.low[parent] = min(self.low[parent], self.low[tensor])
+
+
+# --- equations ------------------------------------------------------------------------------------------------------
+
+
+def _bind(build: Builder, definition: Definition) -> tuple[Scope, tuple[Index, ...], tuple[Index, ...]]:
+    """The scope of an equation, the indices of its left side, and those that an accumulation reduces."""
+    affine = [s for s in definition.subscripts if not is_data(s)]
+    data = [s for s in definition.subscripts if is_data(s)]
+    left = _free(affine)
+    others = tuple(index for index in _free([*data, definition.value]) if not any(index is known for known in left))
+    if definition.kind == "define":
+        _check_plain(definition, data, others)
+    scope = build.bind(Scope({}, definition.sizes, {}), left + others)
+    return scope, left, others
+
+
+def _free(exprs: Iterable[Expr]) -> tuple[Index, ...]:
+    return tuple(dict.fromkeys(index for expr in exprs for index in free_indices(expr)))
+
+
+def _check_plain(definition: Definition, data: Sequence[Expr], others: Sequence[Index]) -> None:
+    name = definition.tensor.name
+    if data:
+        raise DefinitionError(
+            f"'{name}' is defined at a position that is data",
+            where=definition.span,
+            why=f"Several points may meet at one '{source_text(data[0])}', and an element has one value.",
+            fix=f"sum what meets there: {name}[...] += ..., with shape= for {name}.",
+            facts={"tensor": name},
+        )
+    if others:
+        index = others[0].name
+        raise DefinitionError(
+            f"index '{index}' is on the right side of the definition of '{name}' only",
+            where=definition.span,
+            why=f"'=' gives each element one value, and there is one per '{index}' here.",
+            fix=f"put '{index}' on the left side, sum over it with += or po.sum(..., {index}).",
+            facts={"tensor": name, "index": index},
+        )
+
+
+def _equation(definition: Definition, types: Mapping[Handle, DType]) -> ir.Equation:
+    tensor = definition.tensor
+    build = _builder(types)
+    scope, left, others = _bind(build, definition)
+    value, guard = unguarded(definition.value, scope)
+    reducer = None
+    if definition.kind == "define":
+        typed = build.build(value, scope)
+        node = build.convert(typed, types[tensor], definition.span)
+    else:
+        node = _added(build, value, scope, types[tensor])
+        neutral = constant(int(definition.kind == "prod"), node.dtype, definition.span)
+        reducer = ir.Reducer(definition.kind, node.dtype, neutral)
+    return ir.Equation(
+        name=tensor.name,
+        tensor=tensor.name,
+        axes=tuple(as_axis(index, scope) for index in left),
+        subscripts=tuple(build.subscript(s, scope, tensor) for s in definition.subscripts),
+        value=node,
+        guard=guard,
+        reducer=reducer,
+        reduce_axes=tuple(as_axis(index, scope) for index in others),
+        span=definition.span,
+    )
+
+
+def _added(build: Builder, value: Expr, scope: Scope, dtype: DType) -> ir.Expr:
+    """The right side of an accumulation in its accumulator's dtype: the wider of the value's and the tensor's."""
+    wanted = accumulator(dtype)
+    typed, _ = accumulated(build, value, scope, None, None)
+    own = typed.node.dtype
+    natural = build.build(value, scope)
+    if not isinstance(natural.type, DType):
+        return build.convert(natural, wanted, value.span)
+    if own == wanted or promote(own, wanted) != wanted:
+        return typed.node
+    return accumulated(build, value, scope, None, wanted)[0].node
+
+
+def _name_equations(equations: Sequence[ir.Equation]) -> list[ir.Equation]:
+    """Gives the second and later equations of a tensor names of their own: `y`, `y_1`, `y_2`."""
+    tensors = {equation.tensor for equation in equations}
+    taken: set[str] = set()
+    named = []
+    for equation in equations:
+        name, count = equation.tensor, 0
+        while name in taken or (name in tensors and name != equation.tensor):
+            count += 1
+            name = f"{equation.tensor}_{count}"
+        taken.add(name)
+        named.append(ir.replace(equation, name=name))
+    return named
+
+
+def _core_tensor(tensor: Handle, types: Mapping[Handle, DType], outputs: frozenset[Handle]) -> ir.Tensor:
+    rank = tensor.rank
+    assert rank is not None, "a tensor with a definition has a rank"
+    role = "input" if tensor.role == "input" else "output" if tensor in outputs else "local"
+    dtype = types.get(tensor, tensor.dtype_given)
+    assert dtype is not None, "a parameter that nothing reads has a dtype of its own"
+    return ir.Tensor(tensor.name, dtype, tensor.dims, role, rank, tensor.span)
+
+
+def _check_inlined_dtypes(state: State, kept: frozenset[Handle], types: Mapping[Handle, DType]) -> None:
+    for tensor, wanted, parameter, span in state.dtypes_due:
+        if tensor in kept and types[tensor] != wanted:
+            raise DTypeError(
+                f"parameter '{parameter}' is {wanted} and is given '{tensor.name}', which is {types[tensor]}",
+                where=span,
+                fix=f"convert it: po.cast({tensor.name}, {wanted}).",
+                facts={"parameter": parameter, "dtype": str(types[tensor])},
+            )
+
+
+def dtype_now(tensor: Handle) -> DType:
+    """The dtype that the definitions written so far give."""
+    return tensor.dtype_given or infer_dtypes(_reachable([tensor]))[tensor]

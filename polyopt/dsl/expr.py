@@ -1,0 +1,490 @@
+"""What the user's operators build: untyped expressions over indices, sizes and elements of tensors.
+
+An expression has identity semantics, since `==` builds a condition. Nothing is checked or typed here; that is
+`dsl.elaborate`'s part, when every definition is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from polyopt.dsl.affine import Affine
+from polyopt.dsl.spans import user_span
+from polyopt.dtypes import DType
+from polyopt.errors import DefinitionError, Span
+
+if TYPE_CHECKING:
+    from polyopt.dsl.state import Handle
+
+Weak = bool | int | float
+Scalar = bool | int | float | np.generic
+
+
+class Operators:
+    """Python's operators, each handed to `_operate` with the name of the scalar operation."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # NumPy scalars on the left leave the operator to us
+    __hash__ = object.__hash__
+
+    def _operate(self, name: str, *operands: object) -> Any:
+        raise NotImplementedError
+
+    def __add__(self, other: object) -> Any:
+        return self._operate("add", self, other)
+
+    def __radd__(self, other: object) -> Any:
+        return self._operate("add", other, self)
+
+    def __sub__(self, other: object) -> Any:
+        return self._operate("sub", self, other)
+
+    def __rsub__(self, other: object) -> Any:
+        return self._operate("sub", other, self)
+
+    def __mul__(self, other: object) -> Any:
+        return self._operate("mul", self, other)
+
+    def __rmul__(self, other: object) -> Any:
+        return self._operate("mul", other, self)
+
+    def __truediv__(self, other: object) -> Any:
+        return self._operate("truediv", self, other)
+
+    def __rtruediv__(self, other: object) -> Any:
+        return self._operate("truediv", other, self)
+
+    def __floordiv__(self, other: object) -> Any:
+        return self._operate("floordiv", self, other)
+
+    def __rfloordiv__(self, other: object) -> Any:
+        return self._operate("floordiv", other, self)
+
+    def __mod__(self, other: object) -> Any:
+        return self._operate("mod", self, other)
+
+    def __rmod__(self, other: object) -> Any:
+        return self._operate("mod", other, self)
+
+    def __pow__(self, other: object) -> Any:
+        return self._operate("pow", self, other)
+
+    def __rpow__(self, other: object) -> Any:
+        return self._operate("pow", other, self)
+
+    def __and__(self, other: object) -> Any:
+        return self._operate("and", self, other)
+
+    def __rand__(self, other: object) -> Any:
+        return self._operate("and", other, self)
+
+    def __or__(self, other: object) -> Any:
+        return self._operate("or", self, other)
+
+    def __ror__(self, other: object) -> Any:
+        return self._operate("or", other, self)
+
+    def __xor__(self, other: object) -> Any:
+        return self._operate("xor", self, other)
+
+    def __rxor__(self, other: object) -> Any:
+        return self._operate("xor", other, self)
+
+    def __lshift__(self, other: object) -> Any:
+        return self._operate("shl", self, other)
+
+    def __rlshift__(self, other: object) -> Any:
+        return self._operate("shl", other, self)
+
+    def __rshift__(self, other: object) -> Any:
+        return self._operate("shr", self, other)
+
+    def __rrshift__(self, other: object) -> Any:
+        return self._operate("shr", other, self)
+
+    def __lt__(self, other: object) -> Any:
+        return self._operate("lt", self, other)
+
+    def __le__(self, other: object) -> Any:
+        return self._operate("le", self, other)
+
+    def __gt__(self, other: object) -> Any:
+        return self._operate("gt", self, other)
+
+    def __ge__(self, other: object) -> Any:
+        return self._operate("ge", self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return self._operate("eq", self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._operate("ne", self, other)
+
+    def __neg__(self) -> Any:
+        return self._operate("neg", self)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __invert__(self) -> Any:
+        return self._operate("not", self)
+
+    def __abs__(self) -> Any:
+        return self._operate("abs", self)
+
+    def __bool__(self) -> NoReturn:
+        raise DefinitionError(
+            "the truth of a condition is not known while the equations are read",
+            where=user_span(),
+            why="'if', 'and', 'or', 'not' and chained comparisons such as 0 < i < n ask for a truth value.",
+            fix="combine conditions with &, | and ~, as in (0 < i) & (i < n), and choose values with po.where or po.when.",
+        )
+
+    def __iter__(self) -> Iterator[NoReturn]:
+        raise DefinitionError(
+            "a symbolic tensor or value cannot be iterated over",
+            where=user_span(),
+            fix="write one equation over an index, as in y[i] = f(x[i]).",
+        )
+
+    def __len__(self) -> NoReturn:
+        raise DefinitionError(
+            "the length is not known while the equations are read",
+            where=user_span(),
+            fix="use x.shape[0], which is a symbolic size; for a Python number take an int parameter.",
+        )
+
+    def __float__(self) -> NoReturn:
+        _refuse_number("float")
+
+    def __int__(self) -> NoReturn:
+        _refuse_number("int")
+
+    def __index__(self) -> NoReturn:
+        _refuse_number("int")
+
+
+def _refuse_number(kind: str) -> NoReturn:
+    raise DefinitionError(
+        "a symbolic value has no number while the equations are read",
+        where=user_span(),
+        why=f"Something here (range, math, a list index, ...) asked for a Python {kind}.",
+        fix="use po.cast and po functions for values; a parameter annotated int is a compile-time Python number.",
+    )
+
+
+class Expr(Operators):
+    """A scalar value: one number per point of the indices that occur in it.
+
+    span: where the user wrote it
+    """
+
+    __slots__ = ("span",)
+
+    span: Span | None
+
+    def __init__(self) -> None:
+        self.span = user_span()
+
+    def _operate(self, name: str, *operands: object) -> Any:
+        exprs = [try_expr(operand) for operand in operands]
+        known = [expr for expr in exprs if expr is not None]
+        return Call(name, tuple(known)) if len(known) == len(exprs) else NotImplemented
+
+    def __getitem__(self, key: object) -> Expr:
+        if key == ():
+            return self
+        raise DefinitionError(
+            "a single value cannot be subscripted",
+            where=user_span(),
+            why="Only tensors have elements; this is one value per point of the indices.",
+            fix="define a tensor for it: y[i] = ..., and subscript y.",
+        )
+
+    @property
+    def shape(self) -> tuple[()]:
+        return ()
+
+    @property
+    def ndim(self) -> int:
+        return 0
+
+    def children(self) -> tuple[Expr, ...]:
+        """The direct sub-expressions, subscripts and conditions included."""
+        return ()
+
+
+class Literal(Expr):
+    """A number. Python's own are weak (they take the dtype of what they meet), NumPy's scalars keep theirs."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Scalar) -> None:
+        super().__init__()
+        self.value = value
+
+
+class Index(Expr):
+    """An index variable; lower and upper give an explicit half-open range."""
+
+    __slots__ = ("lower", "name", "upper")
+
+    def __init__(self, name: str, lower: Expr | None = None, upper: Expr | None = None) -> None:
+        super().__init__()
+        self.name, self.lower, self.upper = name, lower, upper
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Size(Expr):
+    """A symbolic extent. Sizes of one name are the same size."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class AffineSize(Expr):
+    """An affine expression over sizes of the outermost op, as an extent of a tensor is."""
+
+    __slots__ = ("affine",)
+
+    def __init__(self, affine: Affine) -> None:
+        super().__init__()
+        self.affine = affine
+
+    def __repr__(self) -> str:
+        return str(self.affine)
+
+
+class Element(Expr):
+    """One element of a tensor. boundary: None, or what `pad`, `clamp` and `wrap` asked for."""
+
+    __slots__ = ("boundary", "subscripts", "tensor")
+
+    def __init__(self, tensor: Handle, subscripts: tuple[Expr, ...], boundary: Boundary | None = None) -> None:
+        super().__init__()
+        self.tensor, self.subscripts, self.boundary = tensor, subscripts, boundary
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.subscripts
+
+    def __iadd__(self, other: object) -> Any:
+        return self._accumulate("sum", "add", other)
+
+    def __isub__(self, other: object) -> Any:
+        expr = try_expr(other)
+        return NotImplemented if expr is None else self._accumulate("sum", "add", _negated(expr))
+
+    def __imul__(self, other: object) -> Any:
+        return self._accumulate("prod", "mul", other)
+
+    def _accumulate(self, kind: str, name: str, other: object) -> Any:
+        expr = try_expr(other)
+        return NotImplemented if expr is None else Accumulation(self, kind, name, expr)
+
+
+def _negated(expr: Expr) -> Expr:
+    return Guarded(expr.condition, Call("neg", (expr.value,))) if isinstance(expr, Guarded) else Call("neg", (expr,))
+
+
+class Boundary:
+    """How reads outside the box are answered. kind: "pad" (with a value), "clamp" or "wrap"."""
+
+    __slots__ = ("kind", "value")
+
+    def __init__(self, kind: str, value: Scalar = 0) -> None:
+        self.kind, self.value = kind, value
+
+
+class Call(Expr):
+    """A scalar operation of `dsl.builtins`, or one of the operators' names."""
+
+    __slots__ = ("args", "name")
+
+    def __init__(self, name: str, args: tuple[Expr, ...]) -> None:
+        super().__init__()
+        self.name, self.args = name, args
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.args
+
+
+class Accumulation(Call):
+    """What `y[i] += e` hands to `__setitem__`; anywhere else it is the ordinary `y[i] + e`."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, target: Element, kind: str, name: str, added: Expr) -> None:
+        super().__init__(name, (target, added))
+        self.kind = kind
+
+
+class Convert(Expr):
+    """An explicit conversion, as NumPy's astype."""
+
+    __slots__ = ("arg", "dtype")
+
+    def __init__(self, arg: Expr, dtype: DType) -> None:
+        super().__init__()
+        self.arg, self.dtype = arg, dtype
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.arg,)
+
+
+class Choice(Expr):
+    """`where(condition, then, otherwise)`; the condition is affine or data."""
+
+    __slots__ = ("condition", "otherwise", "then")
+
+    def __init__(self, condition: Expr, then: Expr, otherwise: Expr) -> None:
+        super().__init__()
+        self.condition, self.then, self.otherwise = condition, then, otherwise
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.condition, self.then, self.otherwise
+
+
+class Guarded(Expr):
+    """`when(condition, value)`: defined only where the affine condition holds."""
+
+    __slots__ = ("condition", "value")
+
+    def __init__(self, condition: Expr, value: Expr) -> None:
+        super().__init__()
+        self.condition, self.value = condition, value
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.condition, self.value
+
+
+class Placeholder(Expr):
+    """An operand of a custom reduction's function."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+
+class Reduction(Expr):
+    """A reduction of `body` over `indices`.
+
+    kind:    sum, prod, max, min, any, all, mean, argmax, argmin or custom
+    where:   restricts the points, by indices or by data
+    init:    the value of a reduction over nothing, taken in once
+    dtype:   of the accumulator and the result
+    combine: for "custom": an expression over the placeholders a and b
+    count:   for "mean": the number of points where it is known
+    """
+
+    __slots__ = ("body", "combine", "count", "dtype", "indices", "init", "kind", "where")
+
+    def __init__(
+        self,
+        kind: str,
+        body: Expr,
+        indices: tuple[Index, ...],
+        *,
+        where: Expr | None = None,
+        init: Expr | None = None,
+        dtype: DType | None = None,
+        combine: Expr | None = None,
+        count: Expr | None = None,
+    ) -> None:
+        super().__init__()
+        self.kind, self.body, self.indices = kind, body, indices
+        self.where, self.init, self.dtype = where, init, dtype
+        self.combine, self.count = combine, count
+
+    def children(self) -> tuple[Expr, ...]:
+        return tuple(e for e in (self.body, self.where, self.init, self.combine, self.count) if e is not None)
+
+
+class InScope(Expr):
+    """An expression whose sizes belong to another op: what an inlined op took or gave."""
+
+    __slots__ = ("body", "sizes")
+
+    def __init__(self, body: Expr, sizes: Mapping[str, Affine]) -> None:
+        super().__init__()
+        self.body, self.sizes = body, sizes
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.body,)
+
+
+def try_expr(value: object) -> Expr | None:
+    """The value as an expression: expressions, tensors of rank 0 and numbers; None for anything else."""
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
+        return Literal(value)
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "biuf":
+        return Literal(value[()])
+    as_element = getattr(value, "_as_element", None)
+    element = as_element() if as_element is not None else None
+    return element if isinstance(element, Expr) else None
+
+
+def as_expr(value: object, place: str = "here") -> Expr:
+    """The value as an expression. Raises `DefinitionError` for what cannot be one."""
+    expr = try_expr(value)
+    if expr is not None:
+        return expr
+    rank = getattr(value, "ndim", None)
+    if isinstance(value, np.ndarray):
+        why, fix = "A NumPy array is not part of the equations.", "make it a parameter of the op and subscript that."
+    elif isinstance(rank, int):
+        why = f"A whole tensor of rank {rank} stands where one value per index belongs."
+        fix = f"subscript it: {value!r}[{', '.join('ijklmn'[:rank])}]."
+    else:
+        why, fix = f"{type(value).__name__} is not a number, an index, a size or an element of a tensor.", ""
+    raise DefinitionError(f"cannot use {type(value).__name__} {place}", where=user_span(), why=why, fix=fix)
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """The expression and everything below it, parents first; without recursion, so depth does not matter."""
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(reversed(node.children()))
+
+
+def free_indices(expr: Expr) -> tuple[Index, ...]:
+    """The indices that no reduction inside binds, in order of first appearance."""
+    found: dict[Index, None] = {}
+    _collect_free(expr, frozenset(), found)
+    return tuple(found)
+
+
+def _collect_free(expr: Expr, bound: frozenset[Index], found: dict[Index, None]) -> None:
+    stack = [(expr, bound)]
+    while stack:
+        node, inside = stack.pop()
+        if isinstance(node, Index):
+            if node not in inside:
+                found[node] = None
+            continue
+        if isinstance(node, Reduction):
+            within = inside | frozenset(node.indices)
+            outer = [] if node.init is None else [(node.init, inside)]
+            inner = [(child, within) for child in node.children() if child is not node.init]
+            stack.extend(reversed(inner + outer))
+            continue
+        stack.extend((child, inside) for child in reversed(node.children()))
+
+
+Build = Callable[..., Expr]

@@ -1,0 +1,190 @@
+"""The elementwise functions of the language, on values and on whole tensors.
+
+What `dsl.builtins` does not have is composed here. Functions of Python numbers alone are Python numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from polyopt.dsl.broadcast import elementwise
+from polyopt.dsl.builtins import BUILTINS
+from polyopt.dsl.expr import Call, Convert, Expr
+from polyopt.dsl.symbols import as_dtype
+
+
+def _apply(name: str, *operands: object) -> Any:
+    """The builtin on the operands; at once where all of them are Python numbers."""
+    if all(isinstance(operand, bool | int | float) for operand in operands):
+        return _of_numbers(name, operands)
+    return elementwise(name, lambda *args: Call(name, args), operands)
+
+
+def _of_numbers(name: str, operands: tuple[object, ...]) -> Any:
+    builtin = BUILTINS[name]
+    values = [float(operand) if builtin.operands == "float" else operand for operand in operands]  # type: ignore[arg-type]
+    with np.errstate(all="ignore"):
+        return np.asarray(builtin.numpy(*values)).item()
+
+
+def _compose(name: str, build: Callable[..., Any], *operands: object) -> Any:
+    """An expression of several builtins as one operation: on whole tensors it makes one equation, called `name`."""
+    if all(isinstance(operand, bool | int | float) for operand in operands):
+        return build(*operands)
+    return elementwise(name, build, operands)
+
+
+def exp(x: object) -> Any:
+    return _apply("exp", x)
+
+
+def exp2(x: object) -> Any:
+    return _apply("exp2", x)
+
+
+def expm1(x: object) -> Any:
+    return _apply("expm1", x)
+
+
+def log(x: object) -> Any:
+    return _apply("log", x)
+
+
+def log2(x: object) -> Any:
+    return _apply("log2", x)
+
+
+def log1p(x: object) -> Any:
+    return _apply("log1p", x)
+
+
+def sqrt(x: object) -> Any:
+    return _apply("sqrt", x)
+
+
+def sin(x: object) -> Any:
+    return _apply("sin", x)
+
+
+def cos(x: object) -> Any:
+    return _apply("cos", x)
+
+
+def tan(x: object) -> Any:
+    return _apply("tan", x)
+
+
+def sinh(x: object) -> Any:
+    return _apply("sinh", x)
+
+
+def cosh(x: object) -> Any:
+    return _apply("cosh", x)
+
+
+def tanh(x: object) -> Any:
+    return _apply("tanh", x)
+
+
+def sigmoid(x: object) -> Any:
+    return _apply("sigmoid", x)
+
+
+def erf(x: object) -> Any:
+    return _apply("erf", x)
+
+
+def abs(x: object) -> Any:
+    return _apply("abs", x)
+
+
+def floor(x: object) -> Any:
+    return _apply("floor", x)
+
+
+def ceil(x: object) -> Any:
+    return _apply("ceil", x)
+
+
+def round(x: object) -> Any:
+    """The nearest integer, half to even."""
+    return _apply("round", x)
+
+
+def sign(x: object) -> Any:
+    return _apply("sign", x)
+
+
+def isnan(x: object) -> Any:
+    return _apply("isnan", x)
+
+
+def isinf(x: object) -> Any:
+    return _apply("isinf", x)
+
+
+def maximum(x: object, y: object) -> Any:
+    """The greater of two values; NaN where one is NaN."""
+    return _apply("maximum", x, y)
+
+
+def minimum(x: object, y: object) -> Any:
+    """The lesser of two values; NaN where one is NaN."""
+    return _apply("minimum", x, y)
+
+
+def rsqrt(x: object) -> Any:
+    """1 / sqrt(x)."""
+    return _compose("rsqrt", lambda v: 1 / sqrt(v), x)
+
+
+def clip(x: object, low: object = None, high: object = None) -> Any:
+    """min(max(x, low), high); a bound that is None does not bound."""
+    if low is None:
+        return x if high is None else _compose("clip", minimum, x, high)
+    if high is None:
+        return _compose("clip", maximum, x, low)
+    return _compose("clip", lambda v, lo, hi: minimum(maximum(v, lo), hi), x, low, high)
+
+
+def relu(x: object) -> Any:
+    """max(x, 0)."""
+    return _compose("relu", lambda v: maximum(v, 0), x)
+
+
+def silu(x: object) -> Any:
+    """x * sigmoid(x)."""
+    return _compose("silu", lambda v: v * sigmoid(v), x)
+
+
+def softplus(x: object) -> Any:
+    """log(1 + exp(x)), without overflow."""
+    return _compose("softplus", lambda v: maximum(v, 0) + log1p(exp(-abs(v))), x)
+
+
+def gelu(x: object, approximate: bool = False) -> Any:
+    """x times the normal distribution function; the tanh form with `approximate`. Source: Hendrycks, Gimpel 2016."""
+    return _compose("gelu", _gelu_tanh if approximate else _gelu_erf, x)
+
+
+def _gelu_erf(x: Any) -> Any:
+    return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
+
+
+def _gelu_tanh(x: Any) -> Any:
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
+    return 0.5 * x * (1 + tanh(inner))
+
+
+def cast(x: object, dtype: object) -> Any:
+    """The value converted, as `numpy.ndarray.astype`."""
+    wanted = as_dtype(dtype)
+
+    def convert(value: Expr) -> Expr:
+        return Convert(value, wanted)
+
+    return elementwise("cast", convert, (x,))

@@ -1,0 +1,288 @@
+"""Reductions inside expressions, lowered to the core's `Reduce`.
+
+A sum or product runs in the accumulator's dtype, to which the reads inside are converted first; means are a sum over
+a count; argmax and argmin are a maximum and the least index that attains it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from polyopt.dsl import affine as af
+from polyopt.dsl import ir
+from polyopt.dsl.expr import Expr, Guarded, Index, Reduction
+from polyopt.dsl.expr import Literal as Number
+from polyopt.dsl.recognise import NotAffine, Scope, condition_of, extent_of, refusal, split_condition
+from polyopt.dsl.types import UNKNOWN, Unknown, concrete, join
+from polyopt.dsl.values import Builder, Reads, Typed, constant, integer_range
+from polyopt.dtypes import DType, accumulator, bool_, f64, i64, promote
+from polyopt.errors import DefinitionError
+
+ReducerName = Literal["sum", "prod", "max", "min", "any", "all", "custom"]
+
+
+class _Points:
+    """The points of a reduction: its axes, its affine guard, its condition on data, and what is reduced."""
+
+    def __init__(self, build: Builder, expr: Reduction, outer: Scope) -> None:
+        self.scope = build.bind(outer, expr.indices)
+        self.axes = tuple(as_axis(index, self.scope) for index in expr.indices)
+        self.guard, data = (af.TRUE, None) if expr.where is None else split_condition(expr.where, self.scope)
+        self.body, condition = unguarded(expr.body, self.scope)
+        self.guard = af.conjunction(self.guard, condition) if condition != af.TRUE else self.guard
+        self.data = None if data is None else build.truth(data, self.scope)
+        self.span = expr.span
+
+    def kept(self, value: ir.Expr, neutral: ir.Const) -> ir.Expr:
+        """The value where the condition on data holds, else the neutral element."""
+        return value if self.data is None else ir.Op("select", (self.data, value, neutral), neutral.dtype)
+
+    def reduce(
+        self, name: ReducerName, body: ir.Expr, neutral: ir.Const | None, combine: ir.Expr | None = None
+    ) -> ir.Expr:
+        dtype = body.dtype
+        return ir.Reduce(ir.Reducer(name, dtype, neutral, combine), body, self.axes, dtype, self.guard, self.span)
+
+
+def lower_reduction(build: Builder, expr: Reduction, scope: Scope, reads: Reads | None) -> Typed:
+    """The typed form of a reduction. Raises `DefinitionError` for a maximum over data that may be empty."""
+    points = _Points(build, expr, scope)
+    match expr.kind:
+        case "sum" | "prod" as name:
+            return _sum(build, expr, points, name, scope, reads)
+        case "max" | "min" as name:
+            return _extremum(build, expr, points, name, scope, reads)
+        case "any" | "all" as name:
+            neutral = ir.Const(name == "all", bool_)
+            body = points.kept(build.truth(points.body, points.scope), neutral)
+            return Typed(points.reduce(name, body, neutral), bool_)
+        case "mean":
+            return _mean(build, expr, points, reads)
+        case "argmax" | "argmin":
+            return _position(build, expr, points)
+        case _:
+            return _custom(build, expr, points)
+
+
+def unguarded(expr: Expr, scope: Scope) -> tuple[Expr, af.Condition]:
+    """The value inside `when`, nested ones too, and the conjunction of the conditions."""
+    condition = af.TRUE
+    while isinstance(expr, Guarded):
+        try:
+            part = condition_of(expr.condition, scope)
+        except NotAffine as problem:
+            raise refusal(
+                problem,
+                "the condition of po.when must be affine in indices and sizes",
+                "choose by data with po.where(condition, a, b), which gives a value everywhere.",
+            ) from None
+        condition = af.conjunction(condition, part) if condition != af.TRUE else part
+        expr = expr.value
+    return expr, condition
+
+
+def as_axis(index: Index, scope: Scope) -> ir.Axis:
+    """The axis of an index, with its explicit range if it has one."""
+    lower = () if index.lower is None else (extent_of(index.lower, scope.sizes, f"the start of index '{index.name}'"),)
+    upper = () if index.upper is None else (extent_of(index.upper, scope.sizes, f"the end of index '{index.name}'"),)
+    return ir.Axis(scope.axes[index], lower, upper)
+
+
+# --- sums and products --------------------------------------------------------------------------------------------------
+
+
+def accumulated(
+    build: Builder, body: Expr, scope: Scope, reads: Reads | None, dtype: DType | None
+) -> tuple[Typed, DType]:
+    """The body with its reads in the accumulator's dtype, and the dtype that the result has.
+
+    reads: of an enclosing sum, whose dtype then is the accumulator's and no rounding happens in between
+    """
+    if dtype is not None:
+        value = build.build(body, scope, Reads(dtype, always=True))
+        return Typed(build.convert(value, dtype, body.span), dtype), dtype
+    natural = build.build(body, scope, reads)
+    if isinstance(natural.type, Unknown):
+        return natural, natural.node.dtype
+    result = concrete(natural.type)
+    inner = accumulator(result)
+    value = natural if reads is not None else build.build(body, scope, Reads(inner))
+    rounded = result if result.is_float else inner
+    return Typed(build.convert(value, inner, body.span), inner), rounded
+
+
+def _sum(
+    build: Builder, expr: Reduction, points: _Points, name: Literal["sum", "prod"], scope: Scope, reads: Reads | None
+) -> Typed:
+    value, result = accumulated(build, points.body, points.scope, reads, expr.dtype)
+    dtype = value.node.dtype
+    neutral = constant(int(name == "prod"), dtype, expr.span)
+    total = points.reduce(name, points.kept(value.node, neutral), neutral)
+    if expr.init is not None:
+        start = build.convert(build.build(expr.init, scope), dtype, expr.span)
+        total = ir.Op("add" if name == "sum" else "mul", (start, total), dtype)
+    if isinstance(value.type, Unknown):
+        return Typed(total, UNKNOWN)
+    return Typed(total if result == dtype else ir.Cast(total, result), result)
+
+
+def _mean(build: Builder, expr: Reduction, points: _Points, reads: Reads | None) -> Typed:
+    """sum / count; in f32 for f16 and bf16, which are rounded once at the end."""
+    natural = build.build(points.body, points.scope, reads)
+    known = not isinstance(natural.type, Unknown)
+    result = expr.dtype or (concrete(natural.type) if concrete(natural.type).is_float else f64)
+    inner = accumulator(result)
+    value = build.build(points.body, points.scope, Reads(inner, always=expr.dtype is not None))
+    zero = constant(0, inner, expr.span)
+    total = points.reduce("sum", points.kept(build.convert(value, inner, expr.span), zero), zero)
+    count = _count(points) if expr.count is None else build.build(expr.count, points.scope).node
+    mean = ir.Op("truediv", (total, ir.Cast(count, inner)), inner)
+    return Typed(mean if result == inner else ir.Cast(mean, result), result if known else UNKNOWN)
+
+
+def _count(points: _Points) -> ir.Expr:
+    """The number of points: known where the only axis has an explicit range and nothing restricts it, else counted."""
+    if len(points.axes) == 1 and points.guard == af.TRUE and points.data is None and points.axes[0].is_resolved:
+        axis = points.axes[0]
+        return ir.IndexValue(axis.upper[0] - axis.lower[0], i64)
+    zero = ir.Const(0, i64)
+    return points.reduce("sum", points.kept(ir.Const(1, i64), zero), zero)
+
+
+# --- maxima and minima --------------------------------------------------------------------------------------------------
+
+
+def _extremum(
+    build: Builder, expr: Reduction, points: _Points, name: Literal["max", "min"], scope: Scope, reads: Reads | None
+) -> Typed:
+    start = None if expr.init is None else build.build(expr.init, scope)
+    natural = build.build(points.body, points.scope, reads)
+    type_ = natural.type if start is None else join((natural.type, start.type))
+    dtype = concrete(type_)
+    if expr.dtype is not None:
+        type_ = dtype = expr.dtype
+    worst = extreme(name, dtype)
+    neutral = worst if start is not None else None
+    if points.data is not None and start is None:
+        raise _empty_data(expr)
+    body = points.kept(build.convert(natural, dtype, expr.span), worst)
+    if start is not None and isinstance(expr.init, Number):
+        first = build.convert(start, dtype, expr.span)
+        assert isinstance(first, ir.Const), "a number converts to a constant"
+        return Typed(points.reduce(name, body, first), type_ if isinstance(type_, Unknown) else dtype)
+    result = points.reduce(name, body, neutral)
+    if start is not None:
+        builtin = "maximum" if name == "max" else "minimum"
+        result = ir.Op(builtin, (build.convert(start, dtype, expr.span), result), dtype)
+    return Typed(result, type_ if isinstance(type_, Unknown) else dtype)
+
+
+def extreme(name: str, dtype: DType) -> ir.Const:
+    """The value that never wins a maximum ("max") or minimum ("min")."""
+    if dtype.is_float:
+        return ir.Const(-math.inf if name == "max" else math.inf, dtype)
+    if dtype.is_bool:
+        return ir.Const(name == "min", dtype)
+    low, high = integer_range(dtype)
+    return ir.Const(low if name == "max" else high, dtype)
+
+
+def _empty_data(expr: Reduction) -> DefinitionError:
+    return DefinitionError(
+        f"po.{expr.kind} over points chosen by data needs init=",
+        where=expr.span,
+        why="No point may be left, and a maximum over nothing has no value.",
+        fix=f"po.{expr.kind}(..., where=..., init=...).",
+    )
+
+
+# --- positions -----------------------------------------------------------------------------------------------------------
+
+
+def _position(build: Builder, expr: Reduction, points: _Points) -> Typed:
+    """The least index whose value is the extremum; NaN counts as the extremum, as in NumPy."""
+    name: Literal["max", "min"] = "max" if expr.kind == "argmax" else "min"
+    if points.data is not None and expr.init is None:
+        raise _empty_data(expr)
+    inner = _Points(build, expr, points.scope)
+    natural = build.build(inner.body, inner.scope)
+    if isinstance(natural.type, Unknown):
+        return Typed(ir.IndexValue(af.constant(0), i64), i64)
+    dtype = concrete(natural.type)
+    worst = extreme(name, dtype)
+    values = inner.kept(build.convert(natural, dtype, expr.span), worst)
+    best = inner.reduce(name, values, worst if expr.init is not None else None)
+    return Typed(_first(build, expr, points, best, dtype), i64)
+
+
+def _first(build: Builder, expr: Reduction, points: _Points, best: ir.Expr, dtype: DType) -> ir.Expr:
+    value = build.convert(build.build(points.body, points.scope), dtype, expr.span)
+    attains: ir.Expr = ir.Op("eq", (value, best), bool_)
+    if dtype.is_float:
+        attains = ir.Op("or", (attains, ir.Op("isnan", (value,), bool_)), bool_)
+    if points.data is not None:
+        attains = ir.Op("and", (points.data, attains), bool_)
+    never = extreme("min", i64)
+    where = ir.Op("select", (attains, _flat_position(expr, points), never), i64)
+    if expr.init is None:
+        return points.reduce("min", where, None)
+    first = points.reduce("min", where, never)
+    init = build.convert(build.build(expr.init, points.scope), i64, expr.span)
+    return ir.Op("select", (ir.Op("eq", (first, never), bool_), init, first), i64)
+
+
+def _flat_position(expr: Reduction, points: _Points) -> ir.Expr:
+    """The index itself, or the row-major position of several indices with explicit ranges."""
+    if len(points.axes) == 1:
+        return ir.IndexValue(af.axis(points.axes[0].name), i64)
+    position: ir.Expr = ir.Const(0, i64)
+    for axis, index in zip(points.axes, expr.indices, strict=True):
+        if not axis.is_resolved:
+            raise _needs_extent(expr, index)
+        extent = ir.IndexValue(axis.upper[0] - axis.lower[0], i64)
+        own = ir.IndexValue(af.axis(axis.name) - axis.lower[0], i64)
+        position = ir.Op("add", (ir.Op("mul", (position, extent), i64), own), i64)
+    return position
+
+
+def _needs_extent(expr: Reduction, index: Index) -> DefinitionError:
+    return DefinitionError(
+        f"po.{expr.kind} over several indices needs their extents",
+        where=expr.span,
+        why=f"The position counts points row by row, and the range of '{index.name}' is not written down.",
+        fix=f"give it: {index.name} = po.index('{index.name}', extent=...), or use po.{expr.kind} on the whole tensor.",
+        facts={"index": index.name},
+    )
+
+
+# --- custom -----------------------------------------------------------------------------------------------------------------
+
+
+def _custom(build: Builder, expr: Reduction, points: _Points) -> Typed:
+    assert expr.combine is not None, "a custom reduction comes with its function"
+    natural = build.build(points.body, points.scope)
+    start = None if expr.init is None else build.build(expr.init, points.scope)
+    type_ = join([natural.type] + ([] if start is None else [start.type]))
+    dtype, combine = _combine(build, expr.combine, expr.dtype or concrete(type_), points.scope)
+    neutral = None if start is None else build.convert(start, dtype, expr.span)
+    if neutral is not None and not isinstance(neutral, ir.Const):
+        raise DefinitionError("init= of po.reduce must be a number", where=expr.span, why="It is the neutral element.")
+    if points.data is not None and neutral is None:
+        raise _empty_data(expr)
+    value = build.convert(natural, dtype, expr.span)
+    body = value if neutral is None else points.kept(value, neutral)
+    known = not isinstance(type_, Unknown)
+    return Typed(points.reduce("custom", body, neutral, combine), dtype if known else UNKNOWN)
+
+
+def _combine(build: Builder, expr: Expr, dtype: DType, scope: Scope) -> tuple[DType, ir.Expr]:
+    """The function typed so that its result has the dtype of its operands."""
+    while True:
+        build.placeholders.update(a=dtype, b=dtype)
+        build.forget()
+        value = build.build(expr, scope)
+        wider = promote(dtype, concrete(value.type)) if isinstance(value.type, DType) else dtype
+        if wider == dtype:
+            return dtype, build.convert(value, dtype, expr.span)
+        dtype = wider

@@ -1,0 +1,267 @@
+"""Reductions: over indices of an expression, and over axes of a whole tensor."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from polyopt.dsl.broadcast import broadcast_element, rank_of
+from polyopt.dsl.expr import AffineSize, Call, Convert, Element, Expr, Index, Literal, Placeholder, Reduction, as_expr
+from polyopt.dsl.extents import known_extents
+from polyopt.dsl.shaping import normal_axis, require_extents
+from polyopt.dsl.spans import user_span
+from polyopt.dsl.state import Handle, sugar_indices
+from polyopt.dsl.symbols import as_dtype
+from polyopt.dtypes import i64
+from polyopt.errors import DefinitionError
+
+
+def sum(
+    e: object,
+    over: object = None,
+    *,
+    axis: object = None,
+    keepdims: bool = False,
+    where: object = None,
+    init: object = None,
+    dtype: object = None,
+) -> Any:
+    """The sum of `e` over indices, or of a whole tensor over axes."""
+    return _reduce("sum", e, over, axis, keepdims, where, init, dtype)
+
+
+def prod(
+    e: object,
+    over: object = None,
+    *,
+    axis: object = None,
+    keepdims: bool = False,
+    where: object = None,
+    init: object = None,
+    dtype: object = None,
+) -> Any:
+    """The product of `e` over indices, or of a whole tensor over axes."""
+    return _reduce("prod", e, over, axis, keepdims, where, init, dtype)
+
+
+def max(
+    e: object,
+    over: object = None,
+    *,
+    axis: object = None,
+    keepdims: bool = False,
+    where: object = None,
+    init: object = None,
+) -> Any:
+    """The greatest value; NaN where one is NaN. Over nothing it is an error, unless `init=` is given."""
+    return _reduce("max", e, over, axis, keepdims, where, init, None)
+
+
+def min(
+    e: object,
+    over: object = None,
+    *,
+    axis: object = None,
+    keepdims: bool = False,
+    where: object = None,
+    init: object = None,
+) -> Any:
+    """The least value; NaN where one is NaN. Over nothing it is an error, unless `init=` is given."""
+    return _reduce("min", e, over, axis, keepdims, where, init, None)
+
+
+def any(e: object, over: object = None, *, axis: object = None, keepdims: bool = False, where: object = None) -> Any:
+    """Whether `e` is true (not 0) somewhere."""
+    return _reduce("any", e, over, axis, keepdims, where, None, None)
+
+
+def all(e: object, over: object = None, *, axis: object = None, keepdims: bool = False, where: object = None) -> Any:
+    """Whether `e` is true (not 0) everywhere."""
+    return _reduce("all", e, over, axis, keepdims, where, None, None)
+
+
+def mean(
+    e: object,
+    over: object = None,
+    *,
+    axis: object = None,
+    keepdims: bool = False,
+    where: object = None,
+    dtype: object = None,
+) -> Any:
+    """The sum over the number of points; f64 for integers."""
+    return _reduce("mean", e, over, axis, keepdims, where, None, dtype)
+
+
+def argmax(
+    e: object,
+    over: object = None,
+    *,
+    axis: object = None,
+    keepdims: bool = False,
+    where: object = None,
+    init: object = None,
+) -> Any:
+    """The first index of the greatest value, i64; several indices count row by row. NaN counts as the greatest."""
+    return _reduce("argmax", e, over, axis, keepdims, where, init, None)
+
+
+def argmin(
+    e: object,
+    over: object = None,
+    *,
+    axis: object = None,
+    keepdims: bool = False,
+    where: object = None,
+    init: object = None,
+) -> Any:
+    """The first index of the least value, i64; several indices count row by row. NaN counts as the least."""
+    return _reduce("argmin", e, over, axis, keepdims, where, init, None)
+
+
+def reduce(
+    combine: Callable[[Any, Any], Any],
+    e: object,
+    over: object = None,
+    *,
+    init: object = None,
+    axis: object = None,
+    keepdims: bool = False,
+    where: object = None,
+) -> Any:
+    """`e` combined by a function of two values, which is declared associative and commutative.
+
+    init: its neutral element; without it a reduction over nothing is an error
+    """
+    combined = as_expr(combine(Placeholder("a"), Placeholder("b")), "as the result of the function of po.reduce")
+    return _reduce("custom", e, over, axis, keepdims, where, init, None, combined)
+
+
+def _reduce(
+    kind: str,
+    e: object,
+    over: object,
+    axis: object,
+    keepdims: bool,
+    where: object,
+    init: object,
+    dtype: object,
+    combine: Expr | None = None,
+) -> Any:
+    if isinstance(e, Handle) and (rank_of(e) > 0 or not _are_indices(over)):
+        return _over_axes(kind, e, over if axis is None else axis, keepdims, where, init, dtype, combine)
+    body = as_expr(e, f"in po.{kind}")
+    return Reduction(
+        kind,
+        body,
+        _indices(kind, over, body),
+        where=None if where is None else as_expr(where, "as where="),
+        init=None if init is None else as_expr(init, "as init="),
+        dtype=None if dtype is None else as_dtype(dtype),
+        combine=combine,
+    )
+
+
+def _are_indices(over: object) -> bool:
+    parts = over if isinstance(over, tuple | list) else (over,)
+    return bool(parts) and builtins.all(isinstance(part, Index) for part in parts)
+
+
+def _indices(kind: str, over: object, body: Expr) -> tuple[Index, ...]:
+    if _are_indices(over):
+        parts: tuple[Any, ...] = tuple(over) if isinstance(over, tuple | list) else (over,)
+        if len(set(parts)) == len(parts):
+            return parts
+    raise DefinitionError(
+        f"po.{kind} of an expression needs the indices to reduce",
+        where=user_span(),
+        why=f"It is given {over!r}." if over is not None else "None is given.",
+        fix=f"po.{kind}(e, k), or po.{kind}(e, (k, l)) with k, l = po.indices('k l').",
+    )
+
+
+# --- whole tensors --------------------------------------------------------------------------------------------------------
+
+
+def _over_axes(
+    kind: str,
+    tensor: Handle,
+    axis: object,
+    keepdims: bool,
+    where: object,
+    init: object,
+    dtype: object,
+    combine: Expr | None,
+) -> Handle:
+    """One equation that reduces the tensor over `axis` (an int, a tuple of them, or None for all)."""
+    rank = rank_of(tensor)
+    reduced = _axes(kind, axis, rank)
+    letters = sugar_indices(rank)
+    extents = known_extents(tensor)
+    needs_extents = kind in ("argmax", "argmin") and len(reduced) > 1
+    if needs_extents:
+        extents = require_extents(tensor, kind)
+    indices = tuple(
+        Index(letter.name, Literal(0), AffineSize(extents[n])) if needs_extents and n in reduced else letter  # type: ignore[arg-type]
+        for n, letter in enumerate(letters)
+    )
+    over = tuple(indices[n] for n in reduced)
+    value = _value(kind, tensor, indices, over, where, init, dtype, combine)
+    kept = tuple(index for n, index in enumerate(indices) if n not in reduced)
+    if keepdims:
+        kept = tuple(
+            Index(f"{i.name}_kept", Literal(0), Literal(1)) if n in reduced else i for n, i in enumerate(indices)
+        )
+    result = tensor.state.new_tensor("reduce" if kind == "custom" else kind, rank=len(kept))
+    result.state.define(result, kept, value)
+    return result
+
+
+def _value(
+    kind: str,
+    tensor: Handle,
+    indices: tuple[Index, ...],
+    over: tuple[Index, ...],
+    where: object,
+    init: object,
+    dtype: object,
+    combine: Expr | None,
+) -> Expr:
+    element = Element(tensor, indices)
+    if not over:
+        return element if kind not in ("argmax", "argmin") else Convert(Literal(0), i64)
+    condition = broadcast_element(where, indices, (tensor,)) if isinstance(where, Handle) else where
+    options: dict[str, Any] = {
+        "where": None if condition is None else as_expr(condition, "as where="),
+        "init": None if init is None else as_expr(init, "as init="),
+        "dtype": None if dtype is None else as_dtype(dtype),
+    }
+    count = _count(tensor, indices, over) if kind == "mean" and where is None else None
+    return Reduction(kind, element, over, combine=combine, count=count, **options)
+
+
+def _count(tensor: Handle, indices: tuple[Index, ...], over: tuple[Index, ...]) -> Expr | None:
+    """The number of points as a product of extents; None where an extent is not plain."""
+    count: Expr = Literal(1)
+    for index, extent in zip(indices, known_extents(tensor), strict=True):
+        if index in set(over):
+            if extent is None:
+                return None
+            count = Call("mul", (count, AffineSize(extent)))
+    return count
+
+
+def _axes(kind: str, axis: object, rank: int) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(rank))
+    parts = axis if isinstance(axis, tuple | list) else (axis,)
+    if not builtins.all(isinstance(part, int | np.integer) for part in parts):
+        raise DefinitionError(
+            f"po.{kind} of a whole tensor reduces axes, and is given {axis!r}",
+            where=user_span(),
+            fix=f"po.{kind}(x, axis=1), or subscript: po.{kind}(x[i, k], k).",
+        )
+    return tuple(sorted({normal_axis(part, rank) for part in parts}))

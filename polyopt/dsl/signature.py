@@ -1,0 +1,204 @@
+"""What an op's function takes, read from its parameters and annotations."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Literal
+
+import numpy as np
+
+from polyopt.dsl.expr import Expr, Size, try_expr
+from polyopt.dsl.spans import function_span
+from polyopt.dtypes import DType, TensorType
+from polyopt.errors import DefinitionError, Span
+
+ParameterKind = Literal["tensor", "scalar", "constant", "unannotated"]
+
+_CONSTANT_TYPES = (int, bool, float, complex, str, bytes, tuple, list, dict, set, frozenset, type(None))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parameter:
+    """One parameter of an op.
+
+    kind:       "tensor" and "scalar" are given at each call, "constant" is known when compiling, "unannotated"
+                follows the argument
+    dtype:      of a tensor or run-time scalar
+    dims:       of a tensor: expressions over sizes; empty for a scalar
+    default:    `inspect.Parameter.empty` where there is none
+    python_kind: as in `inspect.Parameter.kind`
+    """
+
+    name: str
+    kind: ParameterKind
+    dtype: DType | None
+    dims: tuple[Expr, ...]
+    default: object
+    python_kind: Any
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Signature:
+    """The parameters of an op, in order. name: the function's; span: its definition."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    python: inspect.Signature
+    span: Span
+
+    def parameter(self, name: str) -> Parameter:
+        """The parameter called `name`; a `KeyError` is our own mistake."""
+        for parameter in self.parameters:
+            if parameter.name == name:
+                return parameter
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(_parameter_text, self.parameters))})"
+
+
+def read_signature(function: Callable[..., object]) -> Signature:
+    """The signature of an op's function.
+
+    Understands string annotations (`from __future__ import annotations`), methods (`self` and `cls` are constants),
+    keyword-only parameters and defaults. Raises `DefinitionError` for an annotation that cannot be read, and for
+    `*args` and `**kwargs`.
+    """
+    span = function_span(function.__code__) if hasattr(function, "__code__") else Span("<unknown>", 1)
+    python = inspect.signature(function)
+    annotations = _annotations(function, python, span)
+    parameters = tuple(
+        _parameter(p, annotations.get(name, p.empty), position, function, span)
+        for position, (name, p) in enumerate(python.parameters.items())
+    )
+    return Signature(getattr(function, "__name__", "op"), parameters, python, span)
+
+
+def _parameter(
+    parameter: inspect.Parameter, annotation: object, position: int, function: Callable[..., object], span: Span
+) -> Parameter:
+    name = parameter.name
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        stars = "*" if parameter.kind == parameter.VAR_POSITIONAL else "**"
+        raise DefinitionError(
+            f"an op cannot take {stars}{name}",
+            where=span,
+            why="Each tensor of an op has a name of its own.",
+            fix="list the parameters one by one.",
+            facts={"parameter": name},
+        )
+    kind, dtype, dims = _classify(annotation, name, span)
+    if position == 0 and kind == "unannotated" and name in ("self", "cls") and "." in function.__qualname__:
+        kind = "constant"
+    return Parameter(name, kind, dtype, dims, parameter.default, parameter.kind)
+
+
+def _classify(annotation: object, name: str, span: Span) -> tuple[ParameterKind, DType | None, tuple[Expr, ...]]:
+    match annotation:
+        case TensorType(dtype, dims):
+            return "tensor", dtype, () if dims == ((),) else tuple(_dim(dim, name, span) for dim in dims)
+        case DType():
+            return "scalar", annotation, ()
+        case _ if annotation in _CONSTANT_TYPES:
+            return "constant", None, ()
+        case _:
+            return "unannotated", None, ()
+
+
+def _dim(dim: object, name: str, span: Span) -> Expr:
+    """An extent in an annotation: a size, the name of one, an integer, or an expression of these."""
+    if isinstance(dim, str) and dim.isidentifier():
+        return Size(dim)
+    expr = None if isinstance(dim, float | bool | np.floating) else try_expr(dim)
+    if expr is None:
+        raise DefinitionError(
+            f"{dim!r} in the annotation of '{name}' is not a size",
+            where=span,
+            why="An extent is a size, the name of one, an integer, or an affine expression of these.",
+            fix="f32[M, K] with M, K = po.sizes('M K'), or f32['M', 'K'].",
+            facts={"parameter": name},
+        )
+    return expr
+
+
+def _parameter_text(parameter: Parameter) -> str:
+    from polyopt.dsl.recognise import source_text
+
+    if parameter.dtype is None:
+        text = parameter.name if parameter.kind == "unannotated" else f"{parameter.name}: constant"
+    elif parameter.kind == "scalar":
+        text = f"{parameter.name}: {parameter.dtype}"
+    else:
+        text = f"{parameter.name}: {parameter.dtype}[{', '.join(map(source_text, parameter.dims)) or '()'}]"
+    return text + (f" = {parameter.default}" if parameter.has_default else "")
+
+
+# --- string annotations -------------------------------------------------------------------------------------------------
+
+
+def _annotations(function: Callable[..., object], python: inspect.Signature, span: Span) -> Mapping[str, object]:
+    """The annotations, strings evaluated where the function was written."""
+    found: dict[str, object] = {}
+    names: Mapping[str, object] | None = None
+    for name, parameter in python.parameters.items():
+        annotation = parameter.annotation
+        if isinstance(annotation, str):
+            names = _visible_names(function) if names is None else names
+            annotation = _evaluate(annotation, names, name, span)
+        found[name] = annotation
+    return found
+
+
+def _evaluate(text: str, names: Mapping[str, object], parameter: str, span: Span) -> object:
+    try:
+        return eval(text, {**names})  # noqa: S307  # the user's own annotation, as Python itself would evaluate it
+    except PolyoptNames as problem:
+        raise DefinitionError(
+            f"the annotation '{text}' of '{parameter}' cannot be read",
+            where=span,
+            why=f"{type(problem).__name__}: {problem}.",
+            fix="name dtypes and sizes that are defined where the op is, as in f32[M, K] or f32['M', 'K'].",
+            facts={"parameter": parameter, "annotation": text},
+        ) from None
+
+
+PolyoptNames = (NameError, AttributeError, SyntaxError, TypeError)
+
+
+def _visible_names(function: Callable[..., object]) -> dict[str, object]:
+    """The names that the function's annotations can use: globals, closures, and locals of the enclosing function."""
+    unwrapped = inspect.unwrap(function)
+    names: dict[str, object] = dict(getattr(unwrapped, "__globals__", {}))
+    for frame in reversed(_enclosing_frames(unwrapped)):
+        names.update(frame.f_locals)
+    code = getattr(unwrapped, "__code__", None)
+    for name, cell in zip(
+        getattr(code, "co_freevars", ()), getattr(unwrapped, "__closure__", None) or (), strict=False
+    ):
+        try:
+            names[name] = cell.cell_contents
+        except ValueError:  # a cell that the enclosing function has not filled yet
+            continue
+    return names
+
+
+def _enclosing_frames(function: Callable[..., object]) -> list[FrameType]:
+    """The frames, innermost first, of the functions and classes that the function's definition stands in."""
+    qualified = getattr(function, "__qualname__", "")
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_code.co_qualname
+        same_file = frame.f_code.co_filename == getattr(getattr(function, "__code__", None), "co_filename", None)
+        if same_file and owner != "<module>" and (qualified.startswith((f"{owner}.<locals>.", f"{owner}."))):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames

@@ -1,0 +1,124 @@
+"""The tensors that the user's function holds: subscripts, definitions, and NumPy's whole-tensor operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyopt.dsl import broadcast, shaping
+from polyopt.dsl.elaborate import dtype_now
+from polyopt.dsl.expr import Accumulation, AffineSize, Boundary, Call, Element, Expr, Literal, Scalar, as_expr
+from polyopt.dsl.spans import user_span
+from polyopt.dsl.state import Handle
+from polyopt.dtypes import DType
+from polyopt.errors import DefinitionError
+
+
+class Tensor(Handle):
+    """A tensor of an op: `y[i, j]` is an element, `y[i, j] = e` and `y[i, j] += e` define, `y + z` works as NumPy's."""
+
+    __slots__ = ()
+
+    # --- elements and definitions -----------------------------------------------------------------------------
+
+    def __getitem__(self, key: object) -> Any:
+        return shaping.subscript(self, key, None)
+
+    def __setitem__(self, key: object, value: object) -> None:
+        subscripts = shaping.left_side(self, key)
+        if isinstance(value, Accumulation) and _accumulates(value, self, subscripts):
+            kind = "sum" if value.kind == "sum" else "prod"
+            self.state.define(self, subscripts, value.args[1], kind)
+        else:
+            self.state.define(self, subscripts, as_expr(value, f"as the definition of '{self.name}'"))
+
+    def pad(self, value: Scalar = 0) -> BoundedTensor:
+        """The tensor with `value` outside its box."""
+        if not isinstance(as_expr(value), Literal):
+            raise DefinitionError("the value of pad must be a number", where=user_span())
+        return BoundedTensor(self, Boundary("pad", value))
+
+    def clamp(self) -> BoundedTensor:
+        """The tensor with the nearest element outside its box."""
+        return BoundedTensor(self, Boundary("clamp"))
+
+    def wrap(self) -> BoundedTensor:
+        """The tensor repeated periodically outside its box."""
+        return BoundedTensor(self, Boundary("wrap"))
+
+    # --- what it is -------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[AffineSize | int, ...]:
+        """The extents: numbers, or symbolic sizes."""
+        return tuple(shaping.as_size(extent) for extent in shaping.require_extents(self, "shape"))
+
+    @property
+    def ndim(self) -> int:
+        return broadcast.rank_of(self)
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype; for a local tensor, what the definitions so far say."""
+        return dtype_now(self)
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802  # NumPy's name
+        return self.transpose()
+
+    def transpose(self, *axes: Any) -> Tensor:
+        """The dimensions permuted, reversed without arguments, as `numpy.ndarray.transpose`."""
+        return shaping.transpose(self, *axes)  # type: ignore[return-value]  # traces make Tensors
+
+    def reshape(self, *shape: Any) -> Tensor:
+        """The same elements in row-major order in another shape; one extent may be -1."""
+        return shaping.reshape(self, *shape)  # type: ignore[return-value]  # traces make Tensors
+
+    # --- operators --------------------------------------------------------------------------------------------
+
+    def _operate(self, name: str, *operands: object) -> Any:
+        return broadcast.elementwise(name, lambda *args: Call(name, args), operands)
+
+    def __matmul__(self, other: object) -> Any:
+        return shaping.matmul(self, other)
+
+    def __rmatmul__(self, other: object) -> Any:
+        return shaping.matmul(other, self)
+
+
+def _accumulates(value: Accumulation, tensor: Tensor, subscripts: tuple[Expr, ...]) -> bool:
+    """Whether the value is `tensor[subscripts] + e` of this very statement."""
+    target = value.args[0]
+    if not isinstance(target, Element) or target.tensor is not tensor or len(target.subscripts) != len(subscripts):
+        return False
+    return all(_same(a, b) for a, b in zip(target.subscripts, subscripts, strict=True))
+
+
+def _same(a: Expr, b: Expr) -> bool:
+    return a is b or isinstance(a, Literal) and isinstance(b, Literal) and bool(a.value == b.value)
+
+
+class BoundedTensor:
+    """A tensor with values outside its box; only its elements can be read."""
+
+    __slots__ = ("boundary", "tensor")
+
+    def __init__(self, tensor: Tensor, boundary: Boundary) -> None:
+        self.tensor, self.boundary = tensor, boundary
+
+    def __getitem__(self, key: object) -> Any:
+        return shaping.subscript(self.tensor, key, self.boundary)
+
+    def __iter__(self) -> Any:
+        return iter(self.tensor)
+
+    @property
+    def shape(self) -> tuple[AffineSize | int, ...]:
+        return self.tensor.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.tensor.ndim
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype

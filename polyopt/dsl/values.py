@@ -1,0 +1,527 @@
+"""Turns the user's untyped expressions into the typed expressions of `ir`.
+
+Every operand is converted to the dtype that NumPy 2's promotion gives, weak Python scalars last; affine conditions
+become `Where`, data conditions `select`. Reductions are in `dsl.lower_reductions`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from polyopt.dsl import affine as af
+from polyopt.dsl import ir
+from polyopt.dsl.builtins import BUILTINS
+from polyopt.dsl.expr import (
+    AffineSize,
+    Boundary,
+    Call,
+    Choice,
+    Convert,
+    Element,
+    Expr,
+    Guarded,
+    Index,
+    InScope,
+    Literal,
+    Placeholder,
+    Reduction,
+    Size,
+)
+from polyopt.dsl.recognise import (
+    COMPARISONS,
+    NotAffine,
+    Scope,
+    affine_of,
+    is_data,
+    refusal,
+    source_text,
+    try_condition,
+)
+from polyopt.dsl.state import Handle, check_rank, fresh_name
+from polyopt.dsl.types import (
+    UNKNOWN,
+    WEAK_BOOL,
+    WEAK_FLOAT,
+    WEAK_INT,
+    Type,
+    Unknown,
+    WeakType,
+    as_float,
+    concrete,
+    join,
+)
+from polyopt.dtypes import DType, bool_, f64, from_numpy, i8, i64, promote
+from polyopt.errors import DefinitionError, DTypeError, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A typed node. While `type` is weak or unknown, the node's own dtype is provisional."""
+
+    node: ir.Expr
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What tensor reads inside a sum or product are converted to.
+
+    always: convert also where that loses precision, as an explicit `dtype=` asks
+    """
+
+    dtype: DType
+    always: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Names:
+    """The axis names of one equation: one name per index, another one where it is bound again inside itself."""
+
+    given: dict[tuple[Index, int], str] = field(default_factory=dict)
+
+    def name(self, index: Index, level: int) -> str:
+        key = (index, level)
+        if key not in self.given:
+            self.given[key] = fresh_name(index.name, set(self.given.values()))
+        return self.given[key]
+
+
+Lower = Callable[["Builder", Reduction, Scope, "Reads | None"], Typed]
+
+
+@dataclass(slots=True, eq=False)
+class Builder:
+    """Builds the typed expressions of one equation.
+
+    type_of: the type of a tensor, as far as it is known
+    names:   the axis names handed out in this equation
+    lower:   turns a reduction into typed nodes
+    """
+
+    type_of: Callable[[Handle], Type]
+    lower: Lower
+    names: Names = field(default_factory=Names)
+    placeholders: dict[str, Type] = field(default_factory=dict)
+    _memo: dict[tuple[Expr, int, Reads | None], Typed] = field(default_factory=dict)
+    _scopes: dict[tuple[int, tuple[object, ...]], Scope] = field(default_factory=dict)
+
+    def build(self, expr: Expr, scope: Scope, reads: Reads | None = None) -> Typed:
+        """The typed form of `expr`; with `reads`, tensor reads are converted first."""
+        key = (expr, id(scope), reads)
+        if key not in self._memo:
+            self._memo[key] = self._build(expr, scope, reads)
+        return self._memo[key]
+
+    def forget(self) -> None:
+        """Drops what was built with earlier types of tensors or placeholders."""
+        self._memo.clear()
+
+    def bind(self, scope: Scope, indices: tuple[Index, ...]) -> Scope:
+        """The scope inside a binding of `indices`; the same object for the same question."""
+        key = (id(scope), indices)
+        if key not in self._scopes:
+            axes, levels = dict(scope.axes), dict(scope.levels)
+            for index in indices:
+                level = levels.get(index, 0)
+                axes[index], levels[index] = self.names.name(index, level), level + 1
+            self._scopes[key] = Scope(axes, scope.sizes, levels)
+        return self._scopes[key]
+
+    def _rescope(self, scope: Scope, expr: InScope) -> Scope:
+        key = (id(scope), ("sizes", id(expr.sizes)))
+        if key not in self._scopes:
+            self._scopes[key] = scope.of_sizes(expr.sizes)
+        return self._scopes[key]
+
+    def _build(self, expr: Expr, scope: Scope, reads: Reads | None) -> Typed:
+        match expr:
+            case Literal(value=value):
+                return _as_leaf(literal(value), reads)
+            case Index():
+                return _as_leaf(Typed(ir.IndexValue(affine_of(expr, scope), i64), i64), reads)
+            case Size() | AffineSize():
+                return Typed(ir.IndexValue(affine_of(expr, scope), i64), WEAK_INT)
+            case Element():
+                return self._element(expr, scope, reads)
+            case InScope(body=body):
+                return self.build(body, self._rescope(scope, expr), reads)
+            case Convert(arg=arg, dtype=dtype):
+                return _as_leaf(Typed(self.convert(self.build(arg, scope), dtype, expr.span), dtype), reads)
+            case Choice():
+                return self._choice(expr, scope, reads)
+            case Reduction():
+                return self.lower(self, expr, scope, reads)
+            case Placeholder(name=name):
+                type_ = self.placeholders[name]
+                return Typed(ir.Var(name, concrete(type_)), type_)
+            case Guarded():
+                raise DefinitionError(
+                    "po.when must be the whole right side",
+                    where=expr.span,
+                    why="It restricts where the equation defines its tensor, so it cannot be part of a value.",
+                    fix="y[i] = po.when(condition, whole expression), or choose a value with po.where(condition, a, b).",
+                )
+            case Call():
+                return self._call(expr, scope, reads)
+            case _:
+                raise DefinitionError(f"{type(expr).__name__} cannot be a value", where=expr.span)
+
+    # --- reads ------------------------------------------------------------------------------------------------
+
+    def _element(self, expr: Element, scope: Scope, reads: Reads | None) -> Typed:
+        tensor = expr.tensor
+        check_rank(tensor, len(expr.subscripts), expr.span)
+        type_ = self.type_of(tensor)
+        dtype = concrete(type_)
+        subscripts = tuple(self.subscript(s, scope, tensor) for s in expr.subscripts)
+        boundary = None if expr.boundary is None else self._boundary(expr.boundary, type_, expr.span)
+        return _as_leaf(Typed(ir.Read(tensor.name, subscripts, dtype, boundary, expr.span), type_), reads)
+
+    def subscript(self, expr: Expr, scope: Scope, tensor: Handle) -> ir.Subscript:
+        """The subscript as an affine expression or as data. Raises `DefinitionError` for anything else."""
+        try:
+            return affine_of(expr, scope)
+        except NotAffine as problem:
+            if not is_data(expr):
+                raise refusal(
+                    problem,
+                    f"subscript '{source_text(expr)}' of '{tensor.name}' is not affine in the indices",
+                    "make one of the factors a constant known at compile time (an int parameter), or give the "
+                    "product an index of its own.",
+                ) from None
+        value = self.build(expr, scope)
+        if not isinstance(value.type, Unknown) and not concrete(value.type).is_integer:
+            raise DTypeError(
+                f"subscript '{source_text(expr)}' of '{tensor.name}' is {concrete(value.type)}, not an integer",
+                where=expr.span,
+                fix="read it from an integer tensor, or convert it: po.cast(..., i64).",
+                facts={"dtype": str(concrete(value.type))},
+            )
+        return ir.DataIndex(self.convert(value, concrete(value.type), expr.span))
+
+    def _boundary(self, boundary: Boundary, type_: Type, span: Span | None) -> ir.Boundary:
+        if boundary.kind == "clamp":
+            return ir.Clamp()
+        if boundary.kind == "wrap":
+            return ir.Wrap()
+        dtype = concrete(type_)
+        value = boundary.value.item() if isinstance(boundary.value, np.generic) else boundary.value
+        if not isinstance(type_, DType):
+            return ir.Pad(ir.Const(value, dtype))
+        return ir.Pad(constant(value, dtype, span))
+
+    # --- choices ----------------------------------------------------------------------------------------------
+
+    def _choice(self, expr: Choice, scope: Scope, reads: Reads | None) -> Typed:
+        then, otherwise = self.build(expr.then, scope, reads), self.build(expr.otherwise, scope, reads)
+        type_ = join((then.type, otherwise.type))
+        dtype = concrete(type_)
+        a, b = self.convert(then, type_, expr.span), self.convert(otherwise, type_, expr.span)
+        return Typed(self._select(expr.condition, a, b, dtype, scope), type_)
+
+    def _select(self, condition: Expr, then: ir.Expr, otherwise: ir.Expr, dtype: DType, scope: Scope) -> ir.Expr:
+        """A choice; affine parts of the condition become `Where`, so that data parts are read only under them."""
+        affine = try_condition(condition, scope)
+        if affine is not None:
+            return ir.Where(affine, then, otherwise, dtype)
+        if isinstance(condition, InScope):
+            return self._select(condition.body, then, otherwise, dtype, self._rescope(scope, condition))
+        if isinstance(condition, Call) and condition.name in ("and", "or"):
+            for part, rest in (condition.args, condition.args[::-1]):
+                affine = try_condition(part, scope)
+                if affine is not None:
+                    inner = self._select(rest, then, otherwise, dtype, scope)
+                    a, b = (inner, otherwise) if condition.name == "and" else (then, inner)
+                    return ir.Where(affine, a, b, dtype)
+        return ir.Op("select", (self.truth(condition, scope), then, otherwise), dtype)
+
+    def truth(self, expr: Expr, scope: Scope) -> ir.Expr:
+        """The expression as a boolean; numbers are true where they are not 0."""
+        value = self.build(expr, scope)
+        if value.type in (bool_, WEAK_BOOL):
+            return self.convert(value, bool_, expr.span)
+        dtype = concrete(value.type)
+        return ir.Op("ne", (self.convert(value, dtype, expr.span), constant(0, dtype, expr.span)), bool_)
+
+    # --- operations -------------------------------------------------------------------------------------------
+
+    def _call(self, expr: Call, scope: Scope, reads: Reads | None) -> Typed:
+        name = expr.name
+        if name in COMPARISONS:
+            return self._comparison(expr, scope)
+        if name in ("and", "or", "xor", "not"):
+            return self._logic(expr, scope, reads)
+        if name in ("isnan", "isinf"):
+            return self._classify(expr, scope)
+        args = tuple(self.build(arg, scope, reads) for arg in expr.args)
+        operand = _integer_form(expr, args) if name in _INTEGER_BOOLS else join(arg.type for arg in args)
+        if name == "pow":
+            return self._power(expr, args, operand)
+        if isinstance(operand, DType) and operand.is_bool or operand == WEAK_BOOL:
+            return self._bool_arithmetic(expr, args, operand)
+        if name in ("floor", "ceil", "round") and not _is_float(operand):
+            return args[0]
+        if name == "abs" and isinstance(operand, DType) and operand.kind == "u":
+            return args[0]
+        if name in ("shl", "shr"):
+            _require_integer(expr, operand)
+        if name == "truediv" or BUILTINS[name].operands == "float":
+            operand = (
+                (operand if _is_float(operand) else _weak_or(operand, WEAK_FLOAT, f64))
+                if name == "truediv"
+                else as_float(operand)
+            )
+        return self._apply(name, args, operand, expr.span)
+
+    def _apply(self, name: str, args: tuple[Typed, ...], operand: Type, span: Span | None) -> Typed:
+        nodes = tuple(self.convert(arg, operand, span) for arg in args)
+        if isinstance(operand, WeakType) and all(isinstance(node, ir.Const) for node in nodes):
+            folded = _fold_weak(name, tuple(node.value for node in nodes if isinstance(node, ir.Const)), operand)
+            if folded is not None:
+                return folded
+        return Typed(ir.Op(name, nodes, concrete(operand)), operand)
+
+    def _bool_arithmetic(self, expr: Call, args: tuple[Typed, ...], operand: Type) -> Typed:
+        """Booleans under arithmetic, as NumPy has it: `+` is or, `*` is and, `-` is refused."""
+        name = {"add": "or", "mul": "and", "maximum": "maximum", "minimum": "minimum"}.get(expr.name)
+        if name is not None:
+            return self._apply(name, args, operand, expr.span)
+        if expr.name == "abs" or expr.name in ("floor", "ceil", "round"):
+            return args[0]
+        if expr.name == "truediv":
+            return self._apply("truediv", args, f64, expr.span)
+        if BUILTINS[expr.name].operands == "float":
+            return self._apply(expr.name, args, as_float(operand), expr.span)
+        raise DTypeError(
+            f"'{source_text(expr)}' has boolean operands, for which '{expr.name}' is not defined",
+            where=expr.span,
+            fix="use ^ or ~ for logic, or convert: po.cast(..., i32).",
+            facts={"operation": expr.name},
+        )
+
+    def _comparison(self, expr: Call, scope: Scope) -> Typed:
+        affine = try_condition(expr, scope)
+        if affine is not None:
+            return condition_value(affine)
+        args = tuple(self.build(arg, scope) for arg in expr.args)
+        operand = join(arg.type for arg in args)
+        if isinstance(operand, DType) and operand.is_integer:
+            operand = _wide_enough(operand, args)
+        nodes = tuple(self.convert(arg, operand, expr.span) for arg in args)
+        return Typed(ir.Op(expr.name, nodes, bool_), bool_)
+
+    def _logic(self, expr: Call, scope: Scope, reads: Reads | None) -> Typed:
+        affine = try_condition(expr, scope)
+        if affine is not None:
+            return condition_value(affine)
+        natural = tuple(self.build(arg, scope) for arg in expr.args)
+        operand = join(arg.type for arg in natural)
+        if _is_float(operand):
+            raise DTypeError(
+                f"'{source_text(expr)}' has operands of dtype {concrete(operand)}; logic takes booleans and integers",
+                where=expr.span,
+                fix="compare first, as in (x[i] > 0) & (y[i] > 0).",
+                facts={"dtype": str(concrete(operand))},
+            )
+        if reads is not None and operand != bool_:
+            natural = tuple(self.build(arg, scope, reads) for arg in expr.args)
+            operand = join(arg.type for arg in natural)
+        return self._apply(expr.name, natural, operand, expr.span)
+
+    def _classify(self, expr: Call, scope: Scope) -> Typed:
+        value = self.build(expr.args[0], scope)
+        if isinstance(value.type, DType) and not value.type.is_float:
+            return Typed(ir.Const(False, bool_), bool_)
+        return Typed(ir.Op(expr.name, (self.convert(value, as_float(value.type), expr.span),), bool_), bool_)
+
+    def _power(self, expr: Call, args: tuple[Typed, ...], operand: Type) -> Typed:
+        base, exponent = args
+        value = exponent.node.value if isinstance(exponent.node, ir.Const) else None
+        if value is not None and value < 0 and not _is_float(operand) and not isinstance(operand, Unknown):
+            raise DTypeError(
+                f"'{source_text(expr)}' raises an integer to a negative power",
+                where=expr.span,
+                fix=f"make the base a float: po.cast(..., f64) ** {value}.",
+            )
+        node = self.convert(base, operand, expr.span)
+        if value in (1, 2, 3) and isinstance(exponent.type, WeakType) and _is_small(node):
+            return Typed(_multiplied(node, int(value), concrete(operand)), operand)
+        if value == 0.5 and _is_float(operand):
+            return self._apply("sqrt", (base,), operand, expr.span)
+        if value == -1 and _is_float(operand):
+            return self._apply("truediv", (literal(1.0), base), operand, expr.span)
+        return self._apply("pow", args, operand, expr.span)
+
+    # --- conversion -------------------------------------------------------------------------------------------
+
+    def convert(self, value: Typed, type_: Type, span: Span | None) -> ir.Expr:
+        """The node converted to a type; a weak number becomes a constant of that dtype."""
+        dtype = concrete(type_)
+        if isinstance(value.type, WeakType):
+            return recast(value.node, dtype, span)
+        return value.node if value.type == dtype or value.node.dtype == dtype else ir.Cast(value.node, dtype)
+
+
+# --- constants ------------------------------------------------------------------------------------------------------
+
+
+def literal(value: bool | int | float | np.generic) -> Typed:
+    """A number: weak where it is Python's, of its own dtype where it is NumPy's."""
+    if isinstance(value, np.generic):
+        dtype = from_numpy(value.dtype)
+        return Typed(ir.Const(value.item(), dtype), dtype)
+    if isinstance(value, bool):
+        return Typed(ir.Const(value, bool_), WEAK_BOOL)
+    if isinstance(value, int):
+        return Typed(ir.Const(value, i64), WEAK_INT)
+    return Typed(ir.Const(value, f64), WEAK_FLOAT)
+
+
+def constant(value: bool | int | float, dtype: DType, span: Span | None) -> ir.Const:
+    """The number in a dtype. Raises `DTypeError` where an integer dtype cannot hold it."""
+    if dtype.is_float:
+        return ir.Const(_rounded(float(value), dtype), dtype)
+    if dtype.is_bool:
+        return ir.Const(bool(value), dtype)
+    low, high = integer_range(dtype)
+    if not math.isfinite(value) or not low <= int(value) <= high:
+        raise DTypeError(
+            f"{value} does not fit {dtype}",
+            where=span,
+            why=f"{dtype} holds {low} to {high}.",
+            fix="convert the other operand to a wider dtype with po.cast, or fix the tensor's dtype with dtype=.",
+            facts={"value": value, "dtype": str(dtype)},
+        )
+    return ir.Const(int(value), dtype)
+
+
+def _rounded(value: float, dtype: DType) -> float:
+    """The value nearest to `value` in a floating dtype."""
+    if dtype.name == "f64" or not math.isfinite(value):
+        return value
+    if dtype.name == "bf16":
+        return _round_to_bf16(value)
+    with np.errstate(over="ignore"):
+        return float(np.asarray(value).astype(dtype.numpy))
+
+
+def _round_to_bf16(value: float) -> float:
+    """Round half to even at 8 significant bits; ml_dtypes is an extra, so it is not asked."""
+    mantissa, exponent = math.frexp(value)
+    step = math.ldexp(1.0, max(exponent - 8, -133))
+    rounded = round(value / step) * step if mantissa else value
+    return math.copysign(math.inf, value) if abs(rounded) >= math.ldexp(1.0, 128) else math.copysign(rounded, value)
+
+
+def integer_range(dtype: DType) -> tuple[int, int]:
+    """The least and the greatest value of an integer dtype."""
+    if dtype.kind == "u":
+        return 0, 2**dtype.bits - 1
+    return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
+
+
+def recast(node: ir.Expr, dtype: DType, span: Span | None) -> ir.Expr:
+    """A weak node in a dtype: constants change in place, choices in their branches."""
+    if node.dtype == dtype:
+        return node if not isinstance(node, ir.Const) else constant(node.value, dtype, span)
+    match node:
+        case ir.Const(value=value):
+            return constant(value, dtype, span)
+        case ir.Where(condition, then, otherwise):
+            return ir.Where(condition, recast(then, dtype, span), recast(otherwise, dtype, span), dtype)
+        case ir.Op(name="select", args=(condition, then, otherwise)):
+            return ir.Op("select", (condition, recast(then, dtype, span), recast(otherwise, dtype, span)), dtype)
+        case _:
+            return ir.Cast(node, dtype)
+
+
+def condition_value(condition: af.Condition) -> Typed:
+    """An affine condition used as a value."""
+    if condition in (af.TRUE, af.FALSE):
+        return Typed(ir.Const(condition == af.TRUE, bool_), bool_)
+    return Typed(ir.Where(condition, ir.Const(True, bool_), ir.Const(False, bool_), bool_), bool_)
+
+
+def _fold_weak(name: str, values: tuple[bool | int | float, ...], operand: WeakType) -> Typed | None:
+    """A operation on Python numbers alone, done at once; None where Python would not give a number."""
+    try:
+        with np.errstate(all="ignore"):
+            result = BUILTINS[name].numpy(*values)
+    except (ArithmeticError, TypeError, ValueError):
+        return None
+    value = np.asarray(result).item()
+    kind = {"b": bool, "i": int, "f": float}[operand.kind]
+    return literal(kind(value))
+
+
+# --- small questions ------------------------------------------------------------------------------------------------
+
+_INTEGER_BOOLS = frozenset({"floordiv", "mod", "shl", "shr", "pow"})
+_SMALL = 64
+
+
+def _as_leaf(value: Typed, reads: Reads | None) -> Typed:
+    """A read, an index, a NumPy scalar or an explicit conversion, converted as the enclosing sum asks."""
+    if reads is None or not isinstance(value.type, DType) or value.type == reads.dtype:
+        return value
+    if reads.always or promote(value.type, reads.dtype) == reads.dtype:
+        return Typed(ir.Cast(value.node, reads.dtype), reads.dtype)
+    return value
+
+
+def _integer_form(expr: Call, args: tuple[Typed, ...]) -> Type:
+    """The operand type of an operation that NumPy does on i8 where both sides are boolean."""
+    operand = join(arg.type for arg in args)
+    return i8 if operand == bool_ else WEAK_INT if operand == WEAK_BOOL else operand
+
+
+def _require_integer(expr: Call, operand: Type) -> None:
+    if _is_float(operand):
+        raise DTypeError(
+            f"'{expr.name}' shifts integers, and '{source_text(expr.args[0])}' is {concrete(operand)}",
+            where=expr.span,
+            fix="convert the operand: po.cast(..., i32).",
+            facts={"dtype": str(concrete(operand))},
+        )
+
+
+def _is_float(type_: Type) -> bool:
+    return type_ == WEAK_FLOAT or isinstance(type_, DType) and type_.is_float
+
+
+def _weak_or(operand: Type, weak: WeakType, strong: DType) -> Type:
+    if isinstance(operand, Unknown):
+        return UNKNOWN
+    return weak if isinstance(operand, WeakType) else strong
+
+
+def _wide_enough(operand: DType, args: tuple[Typed, ...]) -> DType:
+    """i64 where a comparison has a Python integer that the other operand's dtype cannot hold."""
+    low, high = integer_range(operand)
+    values = [a.node.value for a in args if a.type == WEAK_INT and isinstance(a.node, ir.Const)]
+    if all(low <= value <= high for value in values):
+        return operand
+    return f64 if operand.name == "u64" else i64
+
+
+def _is_small(node: ir.Expr) -> bool:
+    count = 0
+    for _ in ir.walk(node):
+        count += 1
+        if count > _SMALL:
+            return False
+    return True
+
+
+def _multiplied(node: ir.Expr, times: int, dtype: DType) -> ir.Expr:
+    result = node
+    for _ in range(times - 1):
+        result = ir.Op("mul", (result, node), dtype)
+    return result
+
+
+__all__ = ["Builder", "Names", "Reads", "Typed", "constant", "integer_range", "literal", "recast", "replace"]
