@@ -26,6 +26,7 @@ from polyopt.loops.ir import (
     integer,
     walk,
 )
+from polyopt.loops.placement import Placement
 from polyopt.loops.scan import affine_expr, as_affine, as_expr
 from polyopt.poly.scop import Array, Scop
 from polyopt.poly.storage import Storage, StoragePlan
@@ -115,8 +116,12 @@ def _buffer(array: Array, storage: Storage, space: str) -> Buffer:
 class _Scanner:
     """Walks isl's AST.
 
-    A mark announces the loop it stands above. isl drops a loop of one iteration, so a mark may reach a body
-    without a loop; the loop's value is then computed from the instance.
+    A mark names the loop below it. isl drops a loop of one iteration and may cut a loop into pieces; the value of a
+    dropped loop is computed from the instance.
+
+    variables: the variable of each loop that is open, by the loop's name
+    names:     the variable of each open iterator of isl's, by its name
+    loop_of:   the loop that each variable scans
     """
 
     scop: Scop
@@ -125,6 +130,7 @@ class _Scanner:
     bodies: Bodies = field(init=False)
     variables: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    loop_of: dict[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -132,46 +138,44 @@ class _Scanner:
         self.used = set(self.scop.sizes)
 
     def scan(self, node: isl.AstNode) -> Stmt:
-        return _flat(self.node(node, ()))
+        body = _flat(self.node(node))
+        for buffer in self.storage.buffers:
+            if buffer.scope:
+                body = Placement(self.private(buffer), buffer.scope, self.loop_of).place(body)
+        return body
 
-    def node(self, node: isl.AstNode, pending: tuple[str, ...]) -> Stmt:
-        """The node as a statement; `pending`: marks whose loop has not been met yet, outermost first."""
+    def node(self, node: isl.AstNode, loop: str = "") -> Stmt:
+        """The node as a statement; `loop`: the name in the nearest mark above."""
         kind = node.get_type()
         if kind == _NODE.mark:
-            return self.node(node.mark_get_node(), (*pending, node.mark_get_id().get_name()))
+            return self.node(node.mark_get_node(), node.mark_get_id().get_name())
         if kind == _NODE.block:
             children = node.block_get_children()
-            return Block(tuple(self.node(children.get_at(n), pending) for n in range(children.n_ast_node())))
+            return Block(tuple(self.node(children.get_at(n), loop) for n in range(children.n_ast_node())))
         if kind == _NODE.if_:
-            return self.conditional(node, pending)
+            condition = as_expr(node.if_get_cond(), self.names, frozenset(self.scop.sizes))
+            then = self.node(node.if_get_then_node(), loop)
+            otherwise = self.node(node.if_get_else_node(), loop) if node.if_has_else_node() else None
+            return If(condition, then, otherwise)
         if kind == _NODE.for_:
-            return self.loop(node, pending)
+            return self.loop(node, loop)
         if kind == _NODE.user:
-            return self.allocated(self.instance(node), pending)
+            return self.instance(node)
         raise ScheduleError("isl's AST has a node that was not expected", why=str(node))
 
-    def conditional(self, node: isl.AstNode, pending: tuple[str, ...]) -> Stmt:
-        condition = as_expr(node.if_get_cond(), self.names, frozenset(self.scop.sizes))
-        then = self.node(node.if_get_then_node(), pending)
-        otherwise = self.node(node.if_get_else_node(), pending) if node.if_has_else_node() else None
-        return If(condition, then, otherwise)
-
-    def loop(self, node: isl.AstNode, pending: tuple[str, ...]) -> Stmt:
-        assert pending, "every loop of the schedule stands under its mark"
-        *eliminated, name = pending
+    def loop(self, node: isl.AstNode, name: str) -> Stmt:
         iterator = node.for_get_iterator().get_id().get_name()
         variable = self.fresh(name)
         sizes = frozenset(self.scop.sizes)
         lower = as_expr(node.for_get_init(), self.names, sizes)
-        self.names[iterator], self.variables[name] = variable, variable
+        self.names[iterator], self.variables[name], self.loop_of[variable] = variable, variable, name
         upper = self.upper(node.for_get_cond(), sizes)
         step = int(node.for_get_inc().get_val().to_python())
-        body = self.allocated(self.node(node.for_get_body(), ()), (name,))
+        body = self.node(node.for_get_body())
         del self.names[iterator], self.variables[name]
         source = self.tree_loops[name]
         kind = source.kind if source.kind != "vector" or _suits_lanes(body, step) else "serial"
-        loop = For(variable, lower, upper, _flat(body), step, kind, _axis_label(name), source.chunk)
-        return self.allocated(loop, tuple(eliminated))
+        return For(variable, lower, upper, _flat(body), step, kind, _axis_label(name), source.chunk)
 
     def upper(self, condition: isl.AstExpr, sizes: frozenset[str]) -> Expr:
         """The exclusive bound of `iterator < bound` or `iterator <= bound`."""
@@ -195,14 +199,6 @@ class _Scanner:
             return affine.substitute(row, lambda atom: values[atom.name] if isinstance(atom, AxisRef) else None)
 
         return self.bodies.store(statement, values, loop_value)
-
-    def allocated(self, body: Stmt, passed: tuple[str, ...]) -> Stmt:
-        """`body` inside the private buffers of the loops it has passed."""
-        for name in reversed(passed):
-            for buffer in reversed(self.storage.buffers):
-                if buffer.scope and buffer.scope[-1] == name:
-                    body = Alloc(self.private(buffer), body)
-        return body
 
     def private(self, storage: Storage) -> Buffer:
         array = self.scop.array(storage.array)

@@ -129,6 +129,8 @@ def as_schedule(tree: Tree, scop: Scop) -> isl.Schedule:
         match node:
             case Leaf(name):
                 return isl.Schedule.from_domain(isl.UnionSet.from_set(scop.statement(name).domain))
+            case Sequence(()):
+                return isl.Schedule.from_domain(isl.UnionSet.empty(isl.Space.params_alloc(isl.DEFAULT_CONTEXT, 0)))
             case Sequence(children):
                 schedule = visit(children[0])
                 for child in children[1:]:
