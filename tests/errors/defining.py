@@ -215,14 +215,14 @@ MISTAKES = (
         @po.op
         def chicken(x: f32[N]):
             hen, egg = po.tensors("hen egg")
-            hen[i] = egg[i] + x[i]  # <-
-            egg[i] = hen[i] * x[i]
+            hen[i] = egg[i] + x[i]
+            egg[i] = hen[i] * x[i]  # <-
             return egg
 
         chicken(np.ones(3, np.float32))
         """,
         caret="egg[i]",
-        says=("hen[", "egg["),
+        says=("egg", "hen", "i = 0"),
         fixed="""
         @po.op
         def chicken(x: f32[N]):
@@ -344,7 +344,7 @@ MISTAKES = (
 
         positive(np.ones(3, np.float32))
         """,
-        caret="po.when(x[i] > 0, x[i])",
+        caret="x[i]",
         says=("po.where",),
         fixed="""
         @po.op
@@ -504,7 +504,7 @@ MISTAKES = (
         pairs(np.ones(6, np.float32))
         """,
         caret="x.reshape(4, 2)",
-        says=("6", "8"),
+        says=("(6)", "(4, 2)"),
         fixed="""
         @po.op
         def pairs(x: f32[6]):

@@ -210,7 +210,7 @@ MISTAKES = (
         stretch(np.ones(7, np.float32))
         """,
         caret="i * r",
-        says=("'i'", "'r'"),
+        says=("'i * r'", "constant"),
         fixed="""
         @po.op
         def stretch(x: f32[N]):
@@ -225,7 +225,7 @@ MISTAKES = (
     ),
     Mistake(
         name="a_subscript_that_is_a_fraction",
-        error=DTypeError,
+        error=DefinitionError,
         program="""
         @po.op
         def half(x: f32[N]):
@@ -235,7 +235,7 @@ MISTAKES = (
 
         half(np.ones(8, np.float32))
         """,
-        caret="x[i / 2]",
+        caret="i / 2",
         says=("//",),
         fixed="""
         @po.op
@@ -261,7 +261,7 @@ MISTAKES = (
 
         lookup(np.ones(8, np.float32), np.zeros(3, np.float32))
         """,
-        caret="table[at[i]]",
+        caret="at[i]",
         says=("f32", "integer"),
         fixed="""
         @po.op
@@ -313,7 +313,7 @@ MISTAKES = (
 
         start(np.ones(4, np.float32))
         """,
-        caret="u[t + 1, i]",
+        caret="u[t, i]",
         says=("'u'",),
         fixed="""
         @po.op
@@ -341,7 +341,7 @@ MISTAKES = (
         double(np.ones((3, 4), np.float32))
         """,
         caret="a[i]",
-        says=("'a'", "a[i, "),
+        says=("'a'", "'i'", "every dimension"),
         fixed="""
         @po.op
         def double(a: f32[M, N]):

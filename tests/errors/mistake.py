@@ -31,7 +31,7 @@ class Mistake:
     error:   the exact class that is raised
     program: source behind `PRELUDE`; the line to blame ends in `# <-`, and has none where a call is to blame
              that no line of an operator explains
-    caret:   the source text that the caret stands under; empty where no line is marked
+    caret:   the source text that the caret stands under; empty where the whole line, or no line, is to blame
     says:    what the message must contain: names, sizes, a concrete element
     fixed:   the program put right as the message suggests; it checks its own result
     """
