@@ -178,7 +178,7 @@ _ARITHMETIC = {
 
 def specialise(program: ir.Program, sizes: Mapping[str, int]) -> ir.Program:
     """The program with these sizes replaced by numbers everywhere, and what becomes constant folded."""
-    return ir.replace(
+    return replace(
         program,
         sizes=tuple(name for name in program.sizes if name not in sizes),
         tensors=tuple(_tensor(tensor, sizes) for tensor in program.tensors),

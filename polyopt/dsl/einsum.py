@@ -105,7 +105,7 @@ def _labels(term: Term, rank: int, position: int) -> tuple[str, ...]:
     if len(term) - len(named) > 1:
         raise _refused("an operand has more than one ellipsis", "".join(term))
     spare = rank - len(named)
-    if spare < 0 or spare > 0 and _DOTS not in term:
+    if spare < 0 or (spare > 0 and _DOTS not in term):
         raise _refused(f"operand {position} has {rank} dimensions and {len(named)} labels", "".join(term))
     return tuple(part for label in term for part in (_expanded(spare) if label == _DOTS else [label]))
 

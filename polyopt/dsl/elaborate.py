@@ -7,7 +7,7 @@ then builds every equation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from polyopt.dsl import affine as af
 from polyopt.dsl import ir
@@ -17,7 +17,7 @@ from polyopt.dsl.lower_reductions import accumulated, as_axis, lower_reduction, 
 from polyopt.dsl.recognise import Scope, is_data, source_text
 from polyopt.dsl.state import Definition, Handle, State
 from polyopt.dsl.types import UNKNOWN, Type, Unknown, WeakType, concrete, join
-from polyopt.dsl.values import Builder, Names, constant
+from polyopt.dsl.values import Builder, constant
 from polyopt.dtypes import DType, accumulator, promote
 from polyopt.errors import DefinitionError, DTypeError, Span
 
@@ -56,7 +56,7 @@ def with_sizes(program: ir.Program) -> ir.Program:
     names: dict[str, None] = {}
     for affine in all_affines(program):
         names.update(dict.fromkeys(atom.name for atom in af.atoms(affine) if isinstance(atom, af.SizeRef)))
-    return ir.replace(program, sizes=tuple(names))
+    return replace(program, sizes=tuple(names))
 
 
 def all_affines(program: ir.Program) -> Iterable[Affine]:
@@ -155,8 +155,9 @@ def _infer_component(component: Sequence[Handle], types: dict[Handle, Type]) -> 
     """Repeats until nothing changes; Python scalars become i64 or f64 when nothing else decided."""
     while component:
         before = [types.get(tensor, UNKNOWN) for tensor in component]
+        provisional = not all(isinstance(type_, DType) for type_ in before)
         for tensor in component:
-            found = [types.get(tensor, UNKNOWN)] + [_definition_type(d, types) for d in tensor.definitions]
+            found = [types.get(tensor, UNKNOWN)] + [_definition_type(d, types, provisional) for d in tensor.definitions]
             types[tensor] = join(found)
         if [types[tensor] for tensor in component] != before:
             continue
@@ -167,8 +168,8 @@ def _infer_component(component: Sequence[Handle], types: dict[Handle, Type]) -> 
             types[tensor] = concrete(types[tensor])
 
 
-def _definition_type(definition: Definition, types: Mapping[Handle, Type]) -> Type:
-    build = _builder(types)
+def _definition_type(definition: Definition, types: Mapping[Handle, Type], provisional: bool) -> Type:
+    build = _builder(types, provisional=provisional)
     scope, _, _ = _bind(build, definition)
     value, _ = unguarded(definition.value, scope)
     if definition.kind == "define":
@@ -179,8 +180,8 @@ def _definition_type(definition: Definition, types: Mapping[Handle, Type]) -> Ty
     return natural if natural.is_float else accumulator(natural)
 
 
-def _builder(types: Mapping[Handle, Type]) -> Builder:
-    return Builder(lambda tensor: types.get(tensor, UNKNOWN), lower_reduction, Names())
+def _builder(types: Mapping[Handle, Type], *, provisional: bool = False) -> Builder:
+    return Builder(lambda tensor: types.get(tensor, UNKNOWN), lower_reduction, provisional)
 
 
 def _components(tensors: Sequence[Handle]) -> tuple[tuple[Handle, ...], ...]:
@@ -319,7 +320,7 @@ def _name_equations(equations: Sequence[ir.Equation]) -> list[ir.Equation]:
             count += 1
             name = f"{equation.tensor}_{count}"
         taken.add(name)
-        named.append(ir.replace(equation, name=name))
+        named.append(replace(equation, name=name))
     return named
 
 

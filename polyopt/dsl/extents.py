@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine, AxisRef
-from polyopt.dsl.expr import Choice, Element, Guarded, Index, Reduction, walk
+from polyopt.dsl.expr import Choice, Element, Expr, Guarded, Index, Reduction, walk
 from polyopt.dsl.recognise import NotAffine, Scope, affine_of, extent_of
 from polyopt.dsl.state import Definition, Handle
 
@@ -29,6 +29,27 @@ def known_extents(tensor: Handle, busy: frozenset[Handle] = frozenset()) -> Exte
     if not found:
         return (None,) * tensor.rank
     return tuple(_pick(list(column), greatest=True) for column in zip(*found, strict=True))
+
+
+def index_extent(body: Expr, index: Index, scope: Scope) -> Affine | None:
+    """The number of values of an index that `body` alone gives a range, where that is plain.
+
+    It is where the range is explicit, or the index stands alone wherever it occurs as a subscript of a parameter or
+    of a tensor with `shape=`, with one extent.
+    """
+    if index.upper is not None and index.lower is not None:
+        return extent_of(index.upper, scope.sizes, "an extent") - extent_of(index.lower, scope.sizes, "an extent")
+    extents: set[Affine | None] = set()
+    for node in walk(body):
+        if not isinstance(node, Element):
+            continue
+        dims = node.tensor.dims or (None,) * len(node.subscripts)
+        for subscript, extent in zip(node.subscripts, dims, strict=False):
+            if subscript is index:
+                extents.add(extent)
+            elif any(inside is index for inside in walk(subscript)):
+                extents.add(None)
+    return extents.pop() if len(extents) == 1 else None
 
 
 def _definition_extents(definition: Definition, busy: frozenset[Handle]) -> Extents:

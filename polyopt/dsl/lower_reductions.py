@@ -7,14 +7,16 @@ a count; argmax and argmin are a maximum and the least index that attains it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from polyopt.dsl import affine as af
 from polyopt.dsl import ir
 from polyopt.dsl.expr import Expr, Guarded, Index, Reduction
 from polyopt.dsl.expr import Literal as Number
+from polyopt.dsl.extents import index_extent
 from polyopt.dsl.recognise import NotAffine, Scope, condition_of, extent_of, refusal, split_condition
-from polyopt.dsl.types import UNKNOWN, Unknown, concrete, join
+from polyopt.dsl.types import UNKNOWN, Unknown, WeakType, concrete, join
 from polyopt.dsl.values import Builder, Reads, Typed, constant, integer_range
 from polyopt.dtypes import DType, accumulator, bool_, f64, i64, promote
 from polyopt.errors import DefinitionError
@@ -67,7 +69,7 @@ def lower_reduction(build: Builder, expr: Reduction, scope: Scope, reads: Reads 
 
 def unguarded(expr: Expr, scope: Scope) -> tuple[Expr, af.Condition]:
     """The value inside `when`, nested ones too, and the conjunction of the conditions."""
-    condition = af.TRUE
+    condition: af.Condition = af.TRUE
     while isinstance(expr, Guarded):
         try:
             part = condition_of(expr.condition, scope)
@@ -103,7 +105,7 @@ def accumulated(
         value = build.build(body, scope, Reads(dtype, always=True))
         return Typed(build.convert(value, dtype, body.span), dtype), dtype
     natural = build.build(body, scope, reads)
-    if isinstance(natural.type, Unknown):
+    if isinstance(natural.type, Unknown) or (isinstance(natural.type, WeakType) and build.provisional):
         return natural, natural.node.dtype
     result = concrete(natural.type)
     inner = accumulator(result)
@@ -122,8 +124,8 @@ def _sum(
     if expr.init is not None:
         start = build.convert(build.build(expr.init, scope), dtype, expr.span)
         total = ir.Op("add" if name == "sum" else "mul", (start, total), dtype)
-    if isinstance(value.type, Unknown):
-        return Typed(total, UNKNOWN)
+    if not isinstance(value.type, DType):
+        return Typed(total, value.type)
     return Typed(total if result == dtype else ir.Cast(total, result), result)
 
 
@@ -136,18 +138,32 @@ def _mean(build: Builder, expr: Reduction, points: _Points, reads: Reads | None)
     value = build.build(points.body, points.scope, Reads(inner, always=expr.dtype is not None))
     zero = constant(0, inner, expr.span)
     total = points.reduce("sum", points.kept(build.convert(value, inner, expr.span), zero), zero)
-    count = _count(points) if expr.count is None else build.build(expr.count, points.scope).node
-    mean = ir.Op("truediv", (total, ir.Cast(count, inner)), inner)
+    mean = ir.Op("truediv", (total, ir.Cast(_count(build, expr, points), inner)), inner)
     return Typed(mean if result == inner else ir.Cast(mean, result), result if known else UNKNOWN)
 
 
-def _count(points: _Points) -> ir.Expr:
-    """The number of points: known where the only axis has an explicit range and nothing restricts it, else counted."""
-    if len(points.axes) == 1 and points.guard == af.TRUE and points.data is None and points.axes[0].is_resolved:
-        axis = points.axes[0]
-        return ir.IndexValue(axis.upper[0] - axis.lower[0], i64)
+def _count(build: Builder, expr: Reduction, points: _Points) -> ir.Expr:
+    """The number of points: a product of extents where that is plain, else counted.
+
+    The count reads what the sum reads, and keeps nothing of it, since the reads are what give its axes their ranges.
+    """
+    if expr.count is not None:
+        return build.build(expr.count, points.scope).node
+    extents = [index_extent(points.body, index, points.scope) for index in expr.indices]
+    known = [extent for extent in extents if extent is not None]
+    if points.guard == af.TRUE and points.data is None and len(known) == len(extents):
+        return _product(known)
     zero = ir.Const(0, i64)
-    return points.reduce("sum", points.kept(ir.Const(1, i64), zero), zero)
+    read = ir.Cast(build.build(points.body, points.scope).node, i64)
+    one = ir.Op("select", (ir.Const(True, bool_), ir.Const(1, i64), read), i64)
+    return points.reduce("sum", points.kept(one, zero), zero)
+
+
+def _product(extents: Sequence[af.Affine]) -> ir.Expr:
+    product: ir.Expr = ir.IndexValue(extents[0], i64)
+    for extent in extents[1:]:
+        product = ir.Op("mul", (product, ir.IndexValue(extent, i64)), i64)
+    return product
 
 
 # --- maxima and minima --------------------------------------------------------------------------------------------------
@@ -170,12 +186,12 @@ def _extremum(
     if start is not None and isinstance(expr.init, Number):
         first = build.convert(start, dtype, expr.span)
         assert isinstance(first, ir.Const), "a number converts to a constant"
-        return Typed(points.reduce(name, body, first), type_ if isinstance(type_, Unknown) else dtype)
+        return Typed(points.reduce(name, body, first), type_ if build.provisional else dtype)
     result = points.reduce(name, body, neutral)
     if start is not None:
         builtin = "maximum" if name == "max" else "minimum"
         result = ir.Op(builtin, (build.convert(start, dtype, expr.span), result), dtype)
-    return Typed(result, type_ if isinstance(type_, Unknown) else dtype)
+    return Typed(result, type_ if build.provisional else dtype)
 
 
 def extreme(name: str, dtype: DType) -> ir.Const:

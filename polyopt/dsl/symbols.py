@@ -42,7 +42,7 @@ def indices(names: str, *bounds: object, extent: object = None) -> tuple[Index, 
 
 
 def _ranged(name: str, bounds: tuple[object, ...], extent: object) -> Index:
-    if extent is not None and bounds or len(bounds) > 2:
+    if (extent is not None and bounds) or len(bounds) > 2:
         raise DefinitionError(
             f"index '{name}' is given more than one range",
             where=user_span(),
@@ -82,7 +82,7 @@ def _new_tensor(name: str, shape: object, dtype: object) -> Tensor:
 def _names(text: object, what: str, count: int | None = None) -> tuple[str, ...]:
     """The names in a string. Raises `DefinitionError` for anything that is not an ASCII identifier."""
     names = tuple(part for part in re.split(r"[\s,]+", text) if part) if isinstance(text, str) else ()
-    if not names or count is not None and len(names) != count:
+    if not names or (count is not None and len(names) != count):
         plural = {"index": "indices"}.get(what, f"{what}s")
         raise DefinitionError(
             f"{text!r} is not {'the name of one ' + what if count else 'a list of names'}",

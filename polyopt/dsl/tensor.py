@@ -62,7 +62,7 @@ class Tensor(Handle):
         return dtype_now(self)
 
     @property
-    def T(self) -> Tensor:  # noqa: N802  # NumPy's name
+    def T(self) -> Tensor:  # NumPy's name
         return self.transpose()
 
     def transpose(self, *axes: Any) -> Tensor:
@@ -94,7 +94,7 @@ def _accumulates(value: Accumulation, tensor: Tensor, subscripts: tuple[Expr, ..
 
 
 def _same(a: Expr, b: Expr) -> bool:
-    return a is b or isinstance(a, Literal) and isinstance(b, Literal) and bool(a.value == b.value)
+    return a is b or (isinstance(a, Literal) and isinstance(b, Literal) and bool(a.value == b.value))
 
 
 class BoundedTensor:

@@ -80,12 +80,12 @@ def _arguments(
     parameters: list[Handle] = []
     for parameter in signature.parameters:
         spec = given.get(parameter.name)
-        if parameter.kind == "constant" or parameter.kind == "unannotated" and spec is None:
+        if parameter.kind == "constant" or (parameter.kind == "unannotated" and spec is None):
             arguments[parameter.name] = _constant(parameter, constants)
             continue
         tensor = _input(state, parameter, spec)
         parameters.append(tensor)
-        is_value = parameter.kind == "scalar" or parameter.kind == "unannotated" and tensor.rank == 0
+        is_value = parameter.kind == "scalar" or (parameter.kind == "unannotated" and tensor.rank == 0)
         arguments[parameter.name] = Element(tensor, ()) if is_value else tensor
     return arguments, parameters
 

@@ -98,12 +98,14 @@ class Builder:
     """Builds the typed expressions of one equation.
 
     type_of: the type of a tensor, as far as it is known
-    names:   the axis names handed out in this equation
     lower:   turns a reduction into typed nodes
+    provisional: dtypes are still being inferred, so a reduction of weak values stays weak
+    names:   the axis names handed out in this equation
     """
 
     type_of: Callable[[Handle], Type]
     lower: Lower
+    provisional: bool = False
     names: Names = field(default_factory=Names)
     placeholders: dict[str, Type] = field(default_factory=dict)
     _memo: dict[tuple[Expr, int, Reads | None], Typed] = field(default_factory=dict)
@@ -261,7 +263,7 @@ class Builder:
         operand = _integer_form(expr, args) if name in _INTEGER_BOOLS else join(arg.type for arg in args)
         if name == "pow":
             return self._power(expr, args, operand)
-        if isinstance(operand, DType) and operand.is_bool or operand == WEAK_BOOL:
+        if (isinstance(operand, DType) and operand.is_bool) or operand == WEAK_BOOL:
             return self._bool_arithmetic(expr, args, operand)
         if name in ("floor", "ceil", "round") and not _is_float(operand):
             return args[0]
@@ -490,7 +492,7 @@ def _require_integer(expr: Call, operand: Type) -> None:
 
 
 def _is_float(type_: Type) -> bool:
-    return type_ == WEAK_FLOAT or isinstance(type_, DType) and type_.is_float
+    return type_ == WEAK_FLOAT or (isinstance(type_, DType) and type_.is_float)
 
 
 def _weak_or(operand: Type, weak: WeakType, strong: DType) -> Type:
