@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
-FloatPredicate = Literal["oeq", "une", "olt", "ole", "ogt", "oge", "uno"]
-IntPredicate = Literal["eq", "ne", "slt", "sgt"]
+FloatPredicate = Literal["oeq", "une", "olt", "ole", "ogt", "uno"]
+IntPredicate = Literal["eq", "ult"]
 
 V = TypeVar("V")
 
@@ -102,13 +102,14 @@ class Builder(Protocol[V]):
     def ior(self, a: V, b: V) -> V: ...
 
     def shl(self, a: V, count: V) -> V:
-        """Shift counts are integers in [0, bits); so are those of `lshr` (zeros enter) and `ashr` (the sign does)."""
+        """Zeros enter, as in `lshr`; the counts are in [0, bits)."""
         ...
 
     def lshr(self, a: V, count: V) -> V: ...
-    def ashr(self, a: V, count: V) -> V: ...
 
-    def icmp(self, predicate: IntPredicate, a: V, b: V) -> V: ...
+    def icmp(self, predicate: IntPredicate, a: V, b: V) -> V:
+        """ "ult" is less than, unsigned."""
+        ...
 
     def lookup(self, table: tuple[int, ...], index: V) -> V:
         """`table[index]` of unsigned integers of the builder's width; every lane's index must be inside."""
@@ -123,10 +124,6 @@ class Builder(Protocol[V]):
         """The float of these bits."""
         ...
 
-    def int_to_float(self, a: V) -> V:
-        """The float nearest to a signed integer."""
-        ...
-
     def widen(self, a: V) -> V:
         """A float of this builder as one of `wide`."""
         ...
@@ -138,7 +135,6 @@ class Builder(Protocol[V]):
     # masks
     def mask_and(self, a: V, b: V) -> V: ...
     def mask_or(self, a: V, b: V) -> V: ...
-    def mask_not(self, a: V) -> V: ...
 
     def select(self, mask: V, then: V, otherwise: V) -> V:
         """Lane by lane, of floats."""
@@ -152,7 +148,7 @@ class Builder(Protocol[V]):
         """`select` of several floats, where `then` is costly and seldom wanted.
 
         `then` adds its operations behind a branch that is taken where the mask holds in any lane, so the value in a
-        lane does not depend on the other lanes. Only allowed in functions that `catalogue` marks `branches`.
+        lane does not depend on the other lanes. Only allowed in functions that `catalogue` marks `outlined`.
         """
         ...
 

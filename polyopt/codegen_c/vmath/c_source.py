@@ -29,8 +29,8 @@ static inline float polyopt_from_bits_f32(uint32_t i) { float x; memcpy(&x, &i, 
 static inline double polyopt_from_bits_f64(uint64_t i) { double x; memcpy(&x, &i, sizeof x); return x; }
 """
 
-_OPERATOR = {"olt": "<", "ole": "<=", "ogt": ">", "oge": ">=", "oeq": "==", "une": "!="}
-_INT_OPERATOR = {"eq": "==", "ne": "!=", "slt": "<", "sgt": ">"}
+_OPERATOR = {"olt": "<", "ole": "<=", "ogt": ">", "oeq": "==", "une": "!="}
+_INT_OPERATOR = {"eq": "==", "ult": "<"}
 
 
 def function(name: str, dtype: Literal["f32", "f64"]) -> tuple[str, str]:
@@ -55,7 +55,6 @@ class CBuilder:
         self._counter: list[int] = [0, 1] if parent is None else parent._counter  # values so far, indentation
         self.float_type = "float" if form is F32 else "double"
         self._int_type = f"uint{form.bits}_t"
-        self._signed_type = f"int{form.bits}_t"
         self._f = "f" if form is F32 else ""
 
     @property
@@ -133,12 +132,8 @@ class CBuilder:
     def lshr(self, a: str, count: str) -> str:
         return self._int(f"{a} >> {count}")
 
-    def ashr(self, a: str, count: str) -> str:
-        return self._int(f"({self._int_type})(({self._signed_type}){a} >> {count})")
-
     def icmp(self, predicate: IntPredicate, a: str, b: str) -> str:
-        signed = self._signed_type
-        return self._value("int", f"({signed}){a} {_INT_OPERATOR[predicate]} ({signed}){b}")
+        return self._value("int", f"{a} {_INT_OPERATOR[predicate]} {b}")
 
     def lookup(self, table: tuple[int, ...], index: str) -> str:
         self._counter[0] += 1
@@ -155,9 +150,6 @@ class CBuilder:
     def as_float(self, a: str) -> str:
         return self._float(f"polyopt_from_bits_{self.format.name}({a})")
 
-    def int_to_float(self, a: str) -> str:
-        return self._float(f"({self.float_type})({self._signed_type}){a}")
-
     def widen(self, a: str) -> str:
         return a if self.format is F64 else self._value("double", a)
 
@@ -171,9 +163,6 @@ class CBuilder:
 
     def mask_or(self, a: str, b: str) -> str:
         return self._value("int", f"{a} | {b}")
-
-    def mask_not(self, a: str) -> str:
-        return self._value("int", f"!{a}")
 
     def select(self, mask: str, then: str, otherwise: str) -> str:
         return self._float(f"{mask} ? {then} : {otherwise}")

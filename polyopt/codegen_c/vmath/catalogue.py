@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polyopt.codegen_c.vmath import exponential, hyperbolic, logarithm
+from polyopt.codegen_c.vmath import error_function, exponential, hyperbolic, logarithm, power, trigonometric
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,16 @@ _TABLE = (
     Function("expm1", 1, exponential.expm1),
     Function("log", 1, logarithm.log),
     Function("log2", 1, logarithm.log2),
+    Function("log1p", 1, logarithm.log1p),
+    Function("sin", 1, trigonometric.sin, outlined=True),
+    Function("cos", 1, trigonometric.cos, outlined=True),
+    Function("tan", 1, trigonometric.tan, outlined=True),
+    Function("sinh", 1, hyperbolic.sinh),
+    Function("cosh", 1, hyperbolic.cosh),
     Function("tanh", 1, hyperbolic.tanh),
     Function("sigmoid", 1, hyperbolic.sigmoid),
+    Function("erf", 1, error_function.erf),
+    Function("pow", 2, power.pow, outlined=True),
 )
 
 FUNCTIONS: Mapping[str, Function] = {row.name: row for row in _TABLE}

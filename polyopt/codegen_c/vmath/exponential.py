@@ -102,7 +102,7 @@ def scale(b: Builder[V], value: V, rounded: V) -> V:
     """
     fraction = b.iconst(b.format.fraction)
     sum_bits = b.as_int(rounded)
-    lower = b.ashr(sum_bits, b.iconst(1))
+    lower = b.lshr(sum_bits, b.iconst(1))
     upper = b.isub(sum_bits, lower)
     first = b.as_float(b.shl(lower, fraction))
     second = b.as_float(b.shl(upper, fraction))

@@ -127,9 +127,6 @@ class LlvmBuilder:
     def lshr(self, a: str, count: str) -> str:
         return self._emit(f"lshr {self._int} {a}, {count}")
 
-    def ashr(self, a: str, count: str) -> str:
-        return self._emit(f"ashr {self._int} {a}, {count}")
-
     def icmp(self, predicate: IntPredicate, a: str, b: str) -> str:
         return self._emit(f"icmp {predicate} {self._int} {a}, {b}")
 
@@ -154,9 +151,6 @@ class LlvmBuilder:
     def as_float(self, a: str) -> str:
         return self._emit(f"bitcast {self._int} {a} to {self._float}")
 
-    def int_to_float(self, a: str) -> str:
-        return self._emit(f"sitofp {self._int} {a} to {self._float}")
-
     def widen(self, a: str) -> str:
         return a if self.format is F64 else self._emit(f"fpext {self._float} {a} to {self._lanes_of('double')}")
 
@@ -171,9 +165,6 @@ class LlvmBuilder:
     def mask_or(self, a: str, b: str) -> str:
         return self._emit(f"or {self._mask} {a}, {b}")
 
-    def mask_not(self, a: str) -> str:
-        return self._emit(f"xor {self._mask} {a}, {self._splat('i1', 'true')}")
-
     def select(self, mask: str, then: str, otherwise: str) -> str:
         return self._emit(f"select {self._mask} {mask}, {self._float} {then}, {self._float} {otherwise}")
 
@@ -183,7 +174,7 @@ class LlvmBuilder:
     def select_rare(
         self, mask: str, then: Callable[[], tuple[str, ...]], otherwise: tuple[str, ...]
     ) -> tuple[str, ...]:
-        raise AssertionError("a function with a branch must be marked `branches`, so that it is outlined")
+        raise AssertionError("a function with a branch must be marked `outlined`")
 
     # --- helpers ---
 
