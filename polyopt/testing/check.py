@@ -1,0 +1,242 @@
+"""Holds an op against the reference: numbers, dtypes, shapes, inputs, memory, and the legality of its schedule."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import BoundArguments
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from polyopt import reference
+from polyopt.dsl.affine import SizeRef
+from polyopt.dsl.ir import Program
+from polyopt.errors import BackendUnavailable
+from polyopt.loops.text import loop_text
+from polyopt.testing.compare import Tolerance, difference, flatten, rebuild
+from polyopt.testing.guarded import guarded, guarded_copy
+from polyopt.testing.inputs import random_inputs
+
+if TYPE_CHECKING:
+    from polyopt.api import Op
+    from polyopt.pipeline import Lowering
+
+Array = NDArray[Any]
+
+_SLACK = 2.0
+"""The bound on errors is of first order, and the reference itself is rounded: twice the bound is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """What the fixture `polyopt_check` is. targets: None stands for the op's own; seed: of random inputs."""
+
+    targets: tuple[str | None, ...] = (None,)
+    seed: int = 0
+
+    def __call__(
+        self,
+        op: Op,
+        /,
+        *args: Any,
+        expected: Any = None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        target: str | None = None,
+        seed: int | None = None,
+        **named: Any,
+    ) -> Any:
+        """Check an op on the given arguments, or on random ones for the given sizes. Returns what the op returned.
+
+        args, named: the op's arguments, as in a call; or only sizes and compile-time values by name, and random
+                     arrays are drawn (`inputs` holds those that should not be)
+        expected:    what the results should be, apart from the reference; in the op's structure
+        rtol, atol:  instead of the tolerance that follows from dtypes and reduction lengths
+
+        Fails the test with the element that is furthest off, the seed, and the loops.
+        """
+        chosen = self.seed if seed is None else seed
+        result = None
+        for name in (target,) if target is not None else self.targets:
+            try:
+                case = _prepare(op if name is None else op.on(name), args, named, dict(inputs or {}), chosen, name)
+                result = case.check(expected, Tolerance(rtol, atol))
+            except BackendUnavailable as missing:
+                if target is not None:
+                    raise
+                pytest.skip(f"target {name}: {missing.what}")
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Case:
+    """An op with arguments.
+
+    arguments: as the op is called, by name
+    arrays:    the program's inputs, by name
+    """
+
+    op: Op
+    arguments: Mapping[str, Any]
+    arrays: Mapping[str, Array]
+    sizes: Mapping[str, int]
+    lowered: Lowering
+    note: str
+
+    @property
+    def program(self) -> Program:
+        return self.lowered.program
+
+    def call(self, arguments: Mapping[str, Any], **more: Any) -> Any:
+        """The op on arguments by name, each passed in the way that its parameter allows."""
+        bound = BoundArguments(self.op.signature.python, OrderedDict(arguments))
+        return self.op(*bound.args, **bound.kwargs, **more)
+
+    def check(self, expected: Any, tolerance: Tolerance) -> Any:
+        before = {name: array.copy() for name, array in self.arrays.items()}
+        result = self.call(self.arguments)
+        self._check_untouched(before)
+        got = {place: np.asarray(value) for place, value in flatten(result).items()}
+        values, bounds = self._reference()
+        for name, (place, array) in zip(self.program.results, got.items(), strict=True):
+            self._check_form(place, array, values[name], name)
+            allowed = tolerance.allowed(values[name], bounds[name])
+            self._compare("the reference", place, array, values[name], allowed)
+        if expected is not None:
+            self._check_expected(got, expected, list(bounds.values()), tolerance)
+        self.lowered.verify()
+        self._check_memory(result, got)
+        return result
+
+    def _reference(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The values to compare with, and how far from them is allowed: nothing in strict numerics."""
+        strict = self.lowered.options.numerics == "strict"
+        values, bounds = reference.evaluate_with_bounds(self.program, self.arrays, self.sizes, in_order=strict)
+        if strict:
+            exact = flatten(self.op.reference(**self.arguments, numerics="strict")).values()
+            values = dict(zip(self.program.results, map(np.asarray, exact), strict=True))
+            return values, {name: np.zeros(value.shape) for name, value in values.items()}
+        return values, {name: _SLACK * bounds[name] for name in values}
+
+    def _check_form(self, place: str, got: Array, value: Array, name: str) -> None:
+        dtype = self.program.tensor(name).dtype.numpy
+        if got.dtype != dtype:
+            self._fail(f"{place} is {got.dtype} and should be {dtype}")
+        if got.shape != value.shape:
+            self._fail(f"{place} has shape {got.shape} and should have {value.shape}")
+
+    def _check_expected(
+        self, got: Mapping[str, Array], expected: Any, bounds: list[Array], tolerance: Tolerance
+    ) -> None:
+        wanted = flatten(expected)
+        if len(wanted) != len(got):
+            self._fail(f"expected= holds {len(wanted)} arrays, and the op returns {len(got)}")
+        for (place, array), value, bound in zip(got.items(), map(np.asarray, wanted.values()), bounds, strict=True):
+            if value.shape != array.shape:
+                self._fail(f"{place} has shape {array.shape}, and expected= has {value.shape}")
+            allowed = tolerance.allowed(value, 2 * bound + _rounding(array, value))
+            self._compare("expected=", place, array, value, allowed)
+
+    def _compare(self, source: str, place: str, got: Array, value: Array, allowed: Array) -> None:
+        worst = difference(place, got, value, allowed)
+        if worst is not None:
+            self._fail(f"the result differs from {source}\n{worst}")
+
+    def _check_untouched(self, before: Mapping[str, Array]) -> None:
+        for name, copy in before.items():
+            if self.arrays[name].tobytes() != copy.tobytes():
+                changed = np.argwhere(~_same_bits(self.arrays[name], copy))
+                self._fail(f"the input '{name}' was changed, first at {tuple(map(int, changed[0]))}")
+
+    def _check_memory(self, result: Any, got: Mapping[str, Array]) -> None:
+        """Runs the op again between pages that cannot be touched: same bits, nothing written outside."""
+        placeable = all(type(value) is np.ndarray for value in flatten(result).values())
+        if not placeable or "out" in self.op.signature.python.parameters:
+            return  # arrays of other libraries, or an `out` that means something else
+        outs = [guarded(array.shape, array.dtype) for array in got.values()]
+        arguments = {
+            name: guarded_copy(value).array if _can_be_placed(value) else value
+            for name, value in self.arguments.items()
+        }
+        self.call(arguments, out=rebuild(result, [out.array for out in outs]))
+        for (place, array), out in zip(got.items(), outs, strict=True):
+            if not out.is_intact:
+                self._fail(f"bytes before the start of {place} were written")
+            if not _same_bits(out.array, array).all():
+                worst = difference(place, out.array, array, np.zeros(array.shape))
+                self._fail(f"a second call, with out=, gives another result\n{worst or 'a zero has another sign'}")
+
+    def _fail(self, what: str) -> None:
+        loops = "\n".join(f"    {line}" for line in loop_text(self.lowered.loops).splitlines())
+        pytest.fail(f"{self.program.name}: {what}\n{self.note}\nloops:\n{loops}", pytrace=False)
+
+
+def _same_bits(a: Array, b: Array) -> Array:
+    """Whether elements are the same bit for bit; one NaN is as good as another."""
+    x, y = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    unsigned = np.dtype(f"u{x.dtype.itemsize}")
+    same = x.view(unsigned) == y.view(unsigned)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(same | ((x != x) & (y != y))).reshape(a.shape)
+
+
+def _can_be_placed(value: Any) -> bool:
+    return type(value) is np.ndarray and value.flags.c_contiguous and value.flags.aligned
+
+
+def _rounding(got: Array, expected: Array) -> Array:
+    """What converting the expected value to the result's dtype may change."""
+    if got.dtype == expected.dtype or got.dtype.kind in "biu":
+        return np.zeros(expected.shape)
+    size = np.abs(expected.astype(np.float64))
+    with np.errstate(over="ignore", invalid="ignore"):
+        change = np.abs(expected.astype(got.dtype).astype(np.float64) - expected.astype(np.float64))
+    return np.where(np.isfinite(size), np.where(np.isnan(change), np.inf, change), 0.0)
+
+
+# --- arguments ------------------------------------------------------------------------------------------------
+
+
+def _prepare(
+    op: Op, args: tuple[Any, ...], named: Mapping[str, Any], inputs: dict[str, Any], seed: int, target: str | None
+) -> _Case:
+    note = f"target {target or 'of the op'}"
+    values = op.signature.python.bind_partial(*args).arguments
+    names = {parameter.name: parameter for parameter in op.signature.parameters}
+    values.update({name: value for name, value in named.items() if name in names})
+    arrays = {n: v for n, v in values.items() if names[n].kind != "constant" and not _is_plain(names[n].kind, v)}
+    if arrays:
+        bound = op.signature.python.bind(**values)
+        bound.apply_defaults()
+        lowered = op.lower(**bound.arguments)
+        found = {name: np.asarray(bound.arguments[name]) for name in lowered.program.parameters}
+        return _Case(op, bound.arguments, found, sizes_of(lowered.program, found), lowered, note)
+    constants = {name: value for name, value in values.items() if names[name].kind == "constant"}
+    sizes = {name: value for name, value in named.items() if name not in names}
+    lowered = op.lower(**sizes, **constants)
+    open_sizes = {name: sizes[name] for name in lowered.program.sizes}
+    scalars = {name: value for name, value in values.items() if name not in constants}
+    drawn = random_inputs(lowered.program, open_sizes, seed, {**scalars, **inputs})
+    note += f", seed {seed} (--polyopt-seed={seed} draws the same inputs)"
+    arguments = {name: drawn[name] if name in drawn else values[name] for name in names if name in {**drawn, **values}}
+    return _Case(op, arguments, drawn, open_sizes, lowered, note)
+
+
+def _is_plain(kind: str, value: Any) -> bool:
+    """Whether the value of a run-time scalar is a plain number, which says nothing about sizes."""
+    return kind == "scalar" and np.ndim(value) == 0
+
+
+def sizes_of(program: Program, arrays: Mapping[str, Array]) -> dict[str, int]:
+    """The values of the sizes that stayed symbolic, read off the shapes of the arrays."""
+    found: dict[str, int] = {}
+    for name in program.parameters:
+        for extent, length in zip(program.tensor(name).shape or (), arrays[name].shape, strict=True):
+            if len(extent.terms) == 1 and isinstance(extent.terms[0][0], SizeRef):
+                found[extent.terms[0][0].name] = (length - extent.constant) // extent.terms[0][1]
+    return {name: found[name] for name in program.sizes}

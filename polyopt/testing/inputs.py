@@ -1,0 +1,151 @@
+"""Random arguments for an op, from its program: values in range where they are used as subscripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyopt import reference
+from polyopt.dsl.ir import DataIndex, Equation, Expr, Program, Read, children
+from polyopt.dtypes import DType
+from polyopt.errors import BoundsError
+
+Array = NDArray[Any]
+
+_ATTEMPTS = 4
+
+
+def random_inputs(program: Program, sizes: Mapping[str, int], seed: int, given: Mapping[str, Any]) -> dict[str, Array]:
+    """One array per parameter; those in `given` as they are.
+
+    Floats are in [-1, 1), and in [0.5, 1.5) where those give NaN; integers are small; subscripts are in range: below
+    the least extent of the dimensions in which they are used, and below less where that is still too much.
+    Raises `BoundsError` where no such subscripts are found.
+    """
+    ceilings = subscript_ceilings(program, sizes)
+    for attempt in range(_ATTEMPTS):
+        last = attempt == _ATTEMPTS - 1
+        limits = {name: 1 if last else max(1, ceiling >> attempt) for name, ceiling in ceilings.items()}
+        arrays = _draw_valid(program, sizes, seed, given, limits, may_raise=last)
+        if arrays is not None:
+            return arrays
+    raise AssertionError("the last attempt raises or succeeds")
+
+
+def _draw_valid(
+    program: Program,
+    sizes: Mapping[str, int],
+    seed: int,
+    given: Mapping[str, Any],
+    limits: Mapping[str, int],
+    *,
+    may_raise: bool,
+) -> dict[str, Array] | None:
+    """Inputs on which the program is defined; None where a subscript is out of range."""
+    for positive in (False, True):
+        random = np.random.default_rng(seed)
+        arrays = {
+            name: _given(program, name, given[name])
+            if name in given
+            else _draw(random, program, name, sizes, limits.get(name), positive)
+            for name in program.parameters
+        }
+        try:
+            results = reference.evaluate(program, arrays, sizes)
+        except BoundsError:
+            if may_raise:
+                raise
+            return None
+        if not any(_has_nan(result) for result in results.values()):
+            return arrays
+    return arrays
+
+
+def _has_nan(array: Array) -> bool:
+    return array.dtype.kind == "f" and bool(np.isnan(array).any())
+
+
+def _given(program: Program, name: str, value: Any) -> Array:
+    return value if isinstance(value, np.ndarray) else np.asarray(value, program.tensor(name).dtype.numpy)
+
+
+def _draw(
+    random: np.random.Generator,
+    program: Program,
+    name: str,
+    sizes: Mapping[str, int],
+    ceiling: int | None,
+    positive: bool,
+) -> Array:
+    tensor = program.tensor(name)
+    shape = reference.shape_of(tensor, sizes)
+    if ceiling is not None and tensor.dtype.is_integer:
+        top = min(ceiling, int(np.iinfo(tensor.dtype.numpy).max))
+        return random.integers(0, max(1, top), shape).astype(tensor.dtype.numpy)
+    return _values(random, tensor.dtype, shape, positive).astype(tensor.dtype.numpy)
+
+
+def _values(random: np.random.Generator, dtype: DType, shape: tuple[int, ...], positive: bool) -> Array:
+    if dtype.is_bool:
+        return np.asarray(random.random(shape) < 0.5)
+    if dtype.is_integer:
+        return np.asarray(random.integers(1 if positive else 0 if dtype.kind == "u" else -4, 5, shape))
+    return np.asarray(random.uniform(0.5 if positive else -1.0, 1.5 if positive else 1.0, shape))
+
+
+# --- which inputs are subscripts ------------------------------------------------------------------------------
+
+
+def subscript_ceilings(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
+    """For each input whose values end up in a data subscript: the least extent that such a subscript must be below."""
+    ceilings: dict[str, int] = {}
+    for value, extent in _data_subscripts(program, sizes):
+        for name in _inputs_behind(program, value):
+            ceilings[name] = min(extent, ceilings.get(name, extent))
+    return ceilings
+
+
+def _data_subscripts(program: Program, sizes: Mapping[str, int]) -> Iterator[tuple[Expr, int]]:
+    for equation in program.equations:
+        left = Read(equation.tensor, equation.subscripts, program.tensor(equation.tensor).dtype)
+        for read in (left, *_reads_of(equation)):
+            shape = reference.shape_of(program.tensor(read.tensor), sizes)
+            for subscript, extent in zip(read.subscripts, shape, strict=True):
+                if isinstance(subscript, DataIndex) and read.boundary is None:
+                    yield subscript.value, extent
+
+
+def _reads_of(equation: Equation) -> Iterator[Read]:
+    roots = [equation.value, *(s.value for s in equation.subscripts if isinstance(s, DataIndex))]
+    return (node for root in roots for node in _nodes(root) if isinstance(node, Read))
+
+
+def _nodes(root: Expr) -> Iterator[Expr]:
+    """Every sub-expression once, however often it is used."""
+    seen: set[int] = set()
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            pending.extend(children(node))
+            yield node
+
+
+def _inputs_behind(program: Program, value: Expr) -> frozenset[str]:
+    """The integer inputs whose values reach an expression, through other tensors too."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    pending = [value]
+    while pending:
+        for node in _nodes(pending.pop()):
+            if not isinstance(node, Read) or node.tensor in seen:
+                continue
+            seen.add(node.tensor)
+            if node.tensor in program.parameters:
+                found.add(node.tensor)
+            pending.extend(equation.value for equation in program.definitions(node.tensor))
+    return frozenset(found)
