@@ -162,7 +162,7 @@ class _Prover:
                     outer = _offset_map(offset, buffer.scope, rows, statement, self.scop.sizes)
                     both = line.flat_range_product(outer.intersect_domain(relation.domain())).range()
                     inside = _inside(extent, self.scop.sizes)
-                    outside = both - inside
+                    outside = (both - inside).intersect_params(self.scop.context)
                     if not outside.is_empty():
                         raise LegalityError(
                             f"the buffer of '{buffer.array}' is too small in dimension {dimension}",
