@@ -48,7 +48,7 @@ def error_message(name: str) -> str:
             run(mistake.source, Path(folder) / "model.py")
         except PolyoptError as error:
             return f"{type(error).__name__}: {error}\n"
-    raise SystemExit(f"'{name}' raises nothing")
+    raise SystemExit(f"the mistake '{name}' raises nothing")
 
 
 MAKERS: Mapping[str, Callable[[str], str]] = {"run": command_output, "error": error_message}

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="polyopt", description="Tensor operators as equations, scheduled by polyopt.")
-    parser.add_argument("--version", action="version", version=f"polyopt {metadata.version('polyopt')}")
+    parser.add_argument("--version", action="version", version=f"polyopt {_installed('polyopt')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_show_schedule, _add_demo, _add_cache, _add_doctor):
         add(commands)
@@ -104,8 +104,8 @@ def _add_show_schedule(commands: Commands) -> None:
 
 def _show_schedule(options: argparse.Namespace) -> None:
     operator = load_operator(options.operator)
-    target = {"target": options.target} if options.target else {}
-    lowering = operator.lower(**assignments(options.sizes), **target)
+    sizes: dict[str, Any] = assignments(options.sizes)
+    lowering = operator.lower(**sizes, target=options.target) if options.target else operator.lower(**sizes)
     print(_rendered(operator, lowering, options.stage, options.format))
 
 
@@ -149,22 +149,18 @@ def load_operator(name: str) -> Op:
     if not colon or not place or not attribute:
         raise ArgumentError(f"'{name}' names no operator", fix="FILE.py:OP, or package.module:op")
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    from polyopt.api import Op  # here, so that `polyopt cache` starts quickly
+
     operator = getattr(module, attribute, None)
-    if not _is_operator(operator):
-        found = [key for key, value in vars(module).items() if _is_operator(value)]
+    if not isinstance(operator, Op):
+        found = [key for key, value in vars(module).items() if isinstance(value, Op)]
         raise ArgumentError(
             f"'{attribute}' is no operator of {place}",
             why=f"It has {', '.join(found)}." if found else "It has none: an operator is a function under @po.op.",
             fix=f"{place}:{found[0]}" if found else "decorate the function with @po.op.",
             facts={"operator": attribute, "found": tuple(found)},
         )
-    return operator  # type: ignore[no-any-return]  # `_is_operator` looked
-
-
-def _is_operator(value: object) -> bool:
-    from polyopt.api import Op  # here, so that `polyopt cache` starts quickly
-
-    return isinstance(value, Op)
+    return operator
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -247,7 +243,8 @@ def _demo(options: argparse.Namespace) -> None:
         kept += from_cache
     _print_columns(_DEMO_COLUMNS, rows)
     folder = cache.info().folder
-    print(f"\n{kept} of {len(rows)} kernels came from the disk cache{f' in {folder}' if folder else ''}.")
+    print("\nfused: statements in loop nests; parallel, vector: the axes that run on threads and in lanes")
+    print(f"{kept} of {len(rows)} kernels came from the disk cache{f' in {folder}' if folder else ''}.")
     wrong = [row[0] for row in rows if row[-1] != "ok"]
     if wrong:
         print(f"wrong results: {', '.join(wrong)}", file=sys.stderr)
@@ -269,9 +266,11 @@ def _demo_row(script: Path) -> tuple[tuple[str, ...], bool]:
     compile_s = time.perf_counter() - start
     from_cache = stored > 0 and cache.info().entries == stored
     loops = operator.lower(*inputs).loops
-    result, expected = operator(*inputs), oracle(*inputs)
+    result = operator(*inputs)
+    checks = {"NumPy": oracle(*inputs), "reference": operator.reference(*inputs)}
+    wrong = [name for name, expected in checks.items() if not _agrees(result, expected)]
     row = (
-        operator.name,
+        operator.signature.name,
         _shapes(inputs),
         _fused(loops),
         _loop_names(loops, "parallel"),
@@ -279,7 +278,7 @@ def _demo_row(script: Path) -> tuple[tuple[str, ...], bool]:
         f"{1e3 * compile_s:.0f}",
         f"{1e3 * _median_s(lambda: operator(*inputs)):.3g}",
         f"{1e3 * _median_s(lambda: oracle(*inputs)):.3g}",
-        "ok" if _agrees(result, expected) else "WRONG",
+        f"differs from {', '.join(wrong)}" if wrong else "ok",
     )
     return row, from_cache
 
@@ -306,9 +305,10 @@ def _top_level(body: Stmt) -> Iterator[Stmt]:
 
 
 def _loop_names(loops: LoopProgram, kind: str) -> str:
-    """The loops of a kind, each once, in order."""
-    names = dict.fromkeys(inner.var for inner in walk(loops.body) if isinstance(inner, For) and inner.kind == kind)
-    return " ".join(names) or "-"
+    """The axes of the loops of a kind, each once, in order; a tile loop counts for its axis."""
+    found = (inner for inner in walk(loops.body) if isinstance(inner, For) and inner.kind == kind)
+    axes = dict.fromkeys((loop.axis or loop.var).removesuffix(" tile") for loop in found)
+    return " ".join(axes) or "-"
 
 
 def _median_s(call: Callable[[], object]) -> float:
