@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from polyopt import cli  # noqa: E402  # the checkout's modules, whether installed or not
 from polyopt.errors import PolyoptError  # noqa: E402  # as above
-from tests.errors.mistake import run  # noqa: E402  # as above
+from tests.errors.mistake import MARK, run  # noqa: E402  # as above
 from tests.errors.test_mistakes import MISTAKES  # noqa: E402  # as above
 
 BLOCK = re.compile(r"<!-- (run|error): (.*?) -->\n```text\n.*?```", re.DOTALL)
@@ -45,7 +45,7 @@ def error_message(name: str) -> str:
     mistake = next(mistake for mistake in MISTAKES if mistake.name == name)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            run(mistake.source, Path(folder) / "model.py")
+            run(mistake.source.replace(f"  {MARK}", ""), Path(folder) / "model.py")
         except PolyoptError as error:
             return f"{type(error).__name__}: {error}\n"
     raise SystemExit(f"the mistake '{name}' raises nothing")

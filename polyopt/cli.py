@@ -111,8 +111,15 @@ def _show_schedule(options: argparse.Namespace) -> None:
 
 def _rendered(operator: Op, lowering: Lowering, stage: str, form: Format) -> str:
     if stage == "loops" and form != "text":
-        return {"json": loop_json, "dot": loop_dot, "html": loop_html}[form](lowering.loops)
+        return _rendered_loops(lowering.loops, form)
     return text.render(stage, _stage_text(operator, lowering, stage), form)
+
+
+def _rendered_loops(loops: LoopProgram, form: Format) -> str:
+    """Loops have printers of their own: types, buffers and marks instead of lines."""
+    if form == "html":
+        return text.html_page(loops.name, loop_html(loops))
+    return loop_json(loops) if form == "json" else loop_dot(loops)
 
 
 def _stage_text(operator: Op, lowering: Lowering, stage: str) -> str:

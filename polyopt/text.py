@@ -109,8 +109,13 @@ h1 {{ font-size: 1.1em; }}
 </html>"""
 
 
+def html_page(title: str, body: str) -> str:
+    """A page that needs no other file, around a fragment of HTML."""
+    return _PAGE.format(title=html.escape(title), body=body)
+
+
 def _as_html(stage: str, text: str) -> str:
-    return _PAGE.format(title=html.escape(stage), body="\n".join(_html_entries(outline(text))))
+    return html_page(stage, "\n".join(_html_entries(outline(text))))
 
 
 def _html_entries(entries: Iterable[Entry]) -> Iterator[str]:

@@ -1,0 +1,160 @@
+"""The command line: every stage in every format, loading of operators, and what it says when asked for nonsense."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polyopt import cli
+from polyopt.text import FORMATS
+
+ROOT = Path(__file__).resolve().parent.parent
+LINEAR = f"{ROOT / 'examples' / 'linear.py'}:linear_relu"
+SIZES = ("M=16", "N=24", "K=8")
+CPU_STAGES = [stage for stage in cli.STAGES if stage not in ("cuda", "ptx")]
+
+OPERATOR = """
+import polyopt as po
+from polyopt import f32
+
+i = po.index("i")
+scale = 3
+
+@po.op
+def power(x: f32["N"], steps: int):
+    u = po.tensor("u")
+    t = po.index("t", extent=steps)
+    u[0, i] = x[i]
+    u[t + 1, i] = x[i] * u[t, i]
+    return u[steps]
+"""
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(arguments) == cli.EXIT_OK
+    return capsys.readouterr().out
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(arguments) == cli.EXIT_FAILED
+    captured = capsys.readouterr()
+    assert not captured.out
+    return captured.err
+
+
+@pytest.mark.parametrize("stage", CPU_STAGES)
+def test_every_stage_prints_in_every_format(stage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {
+        form: output(capsys, "show-schedule", LINEAR, *SIZES, "--stage", stage, "--format", form) for form in FORMATS
+    }
+    assert texts["text"].strip()
+    assert "<polyopt" not in texts["text"] and "object at 0x" not in texts["text"]
+    assert json.loads(texts["json"])
+    assert texts["dot"].startswith("digraph") and texts["dot"].rstrip().endswith("}")
+    assert "<html" in texts["html"]
+
+
+def test_the_default_stage_is_one_nest_with_its_marks(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "show-schedule", LINEAR, "M=512", "N=512", "K=512")
+    lines = [line for line in text.splitlines() if line.startswith("    ") and not line.startswith("     ")]
+    assert sum("for " in line for line in lines) == 1
+    assert "parallel for" in text and "vector for" in text
+    assert "# y_update" in text and "# out" in text
+
+
+def test_printing_twice_gives_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (output(capsys, "show-schedule", LINEAR, *SIZES, "--stage", "report") for _ in range(2))
+    assert first == second
+
+
+def test_without_sizes_the_schedule_is_parametric(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "show-schedule", LINEAR)
+    assert "linear_relu[" in text and "range(K)" in text
+
+
+def test_a_preset_gives_the_code_of_another_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "show-schedule", LINEAR, *SIZES, "--target", "avx2", "--stage", "asm")
+    assert "zmm" not in text
+
+
+def test_an_operator_is_found_by_file_and_by_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "chosen_model.py").write_text(OPERATOR, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    by_file = output(capsys, "show-schedule", "chosen_model.py:power", "N=5", "steps=2")
+    assert by_file == output(capsys, "show-schedule", "chosen_model:power", "N=5", "steps=2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("show-schedule", "chosen_model.py"), "names no operator"),
+        (("show-schedule", "nothing.py:op"), "no file 'nothing.py'"),
+        (("show-schedule", "nothing_here:op"), "no module 'nothing_here'"),
+        (("show-schedule", "chosen_model.py:scale"), "It has power."),
+        (("show-schedule", "chosen_model.py:power", "N"), "'N' sets nothing"),
+        (("show-schedule", "chosen_model.py:power", "N=many", "steps=1"), "no value for N"),
+        (("show-schedule", "chosen_model.py:power", "N=4", "steps=1", "--target", "tpu"), "tpu"),
+        (("show-schedule", "chosen_model.py:power", "Q=4", "steps=1"), "'Q'"),
+        (("show-schedule", "chosen_model.py:power", "N=4"), "steps"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_nonsense_earns_a_message_and_a_status(
+    arguments: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "chosen_model.py").write_text(OPERATOR, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert says in complaint(capsys, *arguments)
+
+
+def test_assignments_are_numbers_and_truth_values() -> None:
+    assert cli.assignments(["N=3", "alpha=0.5", "flag=True", "eps=1e-3"]) == {
+        "N": 3,
+        "alpha": 0.5,
+        "flag": True,
+        "eps": 1e-3,
+    }
+
+
+def test_the_cache_is_shown_and_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POLYOPT_CACHE_DIR", str(tmp_path / "cache"))
+    operator = cli.load_operator(LINEAR)
+    operator.compile(M=3, N=5, K=2)
+    shown = output(capsys, "cache", "info")
+    assert str(tmp_path / "cache") in shown and "kernels  1" in shown
+    assert output(capsys, "cache", "clear") == "removed 1 kernel\n"
+    assert "kernels  0" in output(capsys, "cache", "info")
+
+
+def test_the_doctor_tells_versions_processor_and_tools(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "doctor")
+    for word in ("Python", "islpy", "vectors", "caches", "threads", "C compiler", "CUDA", "cache folder"):
+        assert word in text
+
+
+def test_the_demo_checks_and_says_what_came_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POLYOPT_CACHE_DIR", str(tmp_path / "cache"))
+    first = output(capsys, "demo", "softmax")
+    assert "softmax" in first and "ok" in first and "0 of 1 kernels came from the disk cache" in first
+    assert "1 of 1 kernels came from the disk cache" in output(capsys, "demo", "softmax")
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m polyopt show-schedule {LINEAR} --stage llvm | head -1"
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)
+    assert run.stdout.count("\n") == 1
+    assert "Traceback" not in run.stderr
