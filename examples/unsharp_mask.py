@@ -39,7 +39,7 @@ def unsharp_mask(image: f32[H, W]):
 
 def with_numpy(image: np.ndarray) -> np.ndarray:
     h, w = image.shape
-    taps = np.float32(TAPS)
+    taps = np.array(TAPS, np.float32)
     padded = np.pad(image, 2, mode="edge")
     across = sum(taps[r] * padded[:, r : r + w] for r in range(5))
     blurred = sum(taps[r] * across[r : r + h] for r in range(5))

@@ -21,9 +21,9 @@ def windows(x: Array, extents: tuple[int, ...], *, stride: int = 1, dilation: in
     if any(x.shape[axis] < need for axis, need in zip(axes, reach, strict=True)):
         positions = tuple(max(x.shape[a] - need + 1, 0) for a, need in zip(axes, reach, strict=True))
         return np.zeros((*x.shape[: axes[0]], *positions, *extents), x.dtype)
-    view = np.lib.stride_tricks.sliding_window_view(x, reach, axes)
-    view = view[(..., *(slice(None, None, stride) for _ in axes), *(slice(None) for _ in axes))]
-    return view[(..., *(slice(None, None, dilation) for _ in axes))]
+    view: Array = np.lib.stride_tricks.sliding_window_view(x, reach, axes)
+    every, strided, dilated = slice(None), slice(None, None, stride), slice(None, None, dilation)
+    return view[(*(every,) * axes[0], *(strided for _ in axes), *(dilated for _ in axes))]
 
 
 @po.op

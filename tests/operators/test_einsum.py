@@ -164,7 +164,7 @@ def test_takes_dtype_order_and_casting() -> None:
     x, y = operands("ij,jk->ik", "f4")
     assert_same(po.einsum("ij,jk->ik", x, y, dtype="f8"), np.einsum("ij,jk->ik", x, y, dtype="f8"))
     assert po.einsum("ij,jk->ik", x, y, order="F").flags.f_contiguous
-    unsafe = {"dtype": "i4", "casting": "unsafe"}
+    unsafe: dict[str, Any] = {"dtype": "i4", "casting": "unsafe"}
     assert_same(po.einsum("ij,jk->ik", x, y, **unsafe), np.einsum("ij,jk->ik", x, y, **unsafe))
 
 

@@ -159,7 +159,8 @@ def reductions(x):
 
 
 def reductions_numpy(x: Array) -> tuple[Array, ...]:
-    return x.sum(axis=1), x.prod(axis=1), (x > 0).any(axis=1), (x > 0).all(axis=1)
+    positive = x > 0
+    return x.sum(axis=1), x.prod(axis=1), np.any(positive, axis=1), np.all(positive, axis=1)
 
 
 @po.op
