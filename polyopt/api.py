@@ -365,6 +365,13 @@ def op(
     return Op(function, choices)
 
 
+def einsum(*operands: Any, **options: Any) -> Any:
+    """`numpy.einsum`, compiled: see `contraction.einsum`."""
+    from polyopt import contraction  # it makes ops, so it builds on this module
+
+    return contraction.einsum(*operands, **options)
+
+
 # --- helpers ----------------------------------------------------------------------------------------------------
 
 
