@@ -6,7 +6,7 @@ A dtype doubles as an annotation: `f32[M, K]` is a tensor type, bare `f32` a run
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -90,7 +90,7 @@ ALL = (bool_, i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32, f64)
 _BY_NAME = {dtype.name: dtype for dtype in ALL}
 
 
-def _bfloat16() -> np.dtype:
+def _bfloat16() -> np.dtype[Any]:
     try:
         import ml_dtypes  # bf16 is an extra: NumPy itself has no such dtype
     except ImportError:

@@ -250,9 +250,7 @@ class Lowering:
         )
 
     def __str__(self) -> str:
-        from polyopt.loops.text import loop_text
-
-        return loop_text(self.loops)
+        return str(self.loops)
 
 
 def _as_extent(amount: int | Expr) -> extent.Extent:

@@ -64,8 +64,13 @@ class Report:
         return "compute" if self.intensity > 4 else "memory"
 
     def __str__(self) -> str:
-        sections = (("fusion", self.fusion), ("tiling", self.tiling), ("threads", self.mapping))
-        sections += (("storage", self.storage), ("claims", self.proof))
+        sections = {
+            "fusion": self.fusion,
+            "tiling": self.tiling,
+            "threads": self.mapping,
+            "storage": self.storage,
+            "claims": self.proof,
+        }
         lines = [
             f"{self.name}",
             f"  operations            {self.flops}",
@@ -73,7 +78,7 @@ class Report:
             f"  operations per byte   {self.intensity:.2f}, so bound by {self.bound}",
             f"  temporary bytes       {self.temporary_bytes}",
         ]
-        for title, text in sections:
+        for title, text in sections.items():
             lines.append(f"{title}:")
             lines += [f"  {line}" for line in text.splitlines() if line]
         return "\n".join(lines)

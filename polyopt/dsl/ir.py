@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, assert_never
+from typing import Generic, Literal, TypeAlias, TypeVar, assert_never
 
 from polyopt.dsl.affine import TRUE, Affine, Condition
 from polyopt.dtypes import DType
 from polyopt.errors import Span
+
+
+Operand = TypeVar("Operand", covariant=True)
+"""The expressions that an operation holds: a program's or a loop program's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +58,19 @@ class IndexValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
-    """A scalar operation of `dsl.builtins` on operands already of the right dtype."""
+class Op(Generic[Operand]):
+    """A scalar operation of `dsl.builtins` on operands already of the right dtype; also a loop program's."""
 
     name: str
-    args: tuple[Expr, ...]
+    args: tuple[Operand, ...]
     dtype: DType
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
-    """Conversion as NumPy's astype does it."""
+class Cast(Generic[Operand]):
+    """Conversion as NumPy's astype does it; also a loop program's."""
 
-    arg: Expr
+    arg: Operand
     dtype: DType
 
 
@@ -141,7 +145,7 @@ class Reducer:
     name: Literal["sum", "prod", "max", "min", "any", "all", "custom"]
     dtype: DType
     neutral: Const | None
-    combine: Expr | None = None
+    combine: Combine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,10 @@ class Reduce:
     span: Span | None = field(default=None, compare=False)
 
 
-Expr = Const | IndexValue | Op | Cast | Read | Where | Reduce | Var
+Combine: TypeAlias = "Const | Op[Combine] | Cast[Combine] | Var"
+"""What a custom reduction does with two values: an expression of a program and of a loop program alike."""
+
+Expr: TypeAlias = "Const | IndexValue | Op[Expr] | Cast[Expr] | Read | Where | Reduce | Var"
 
 
 # --- tensors and equations ------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from polyopt.dsl.affine import Affine, axis
 from polyopt.fusion.plan import Decision, FusionPlan
-from polyopt.poly.roles import Roles
 from polyopt.poly import graph, isl_schedule
 from polyopt.poly.dependence import Dependence, Dependences
 from polyopt.poly.distance import DistanceTester, Rows
+from polyopt.poly.roles import Roles
 from polyopt.poly.schedule import choose_rows
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Leaf, Loop, Tree, sequence
@@ -124,9 +124,7 @@ class _Fuser:
             pair = (groups[producer].statements, groups[consumer].statements)
             if pair in refused or self.goes_around(producer, consumer, edges):
                 continue
-            between = [
-                d for d in dependences if d.source in pair[0] and d.target in pair[1]
-            ]
+            between = [d for d in dependences if d.source in pair[0] and d.target in pair[1]]
             group, reason = self.joined(
                 groups[producer], groups[consumer], between, dependences, remaining, inside_parallel
             )

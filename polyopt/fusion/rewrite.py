@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -16,14 +17,17 @@ from polyopt.dsl.affine import (
     FALSE,
     TRUE,
     Affine,
+    And,
     AxisRef,
+    Compare,
     Condition,
+    Not,
+    Or,
     axes_of,
     holds,
     map_condition,
     substitute,
 )
-from polyopt.dsl.affine import And, Compare, Not, Or
 from polyopt.dsl.builtins import BUILTINS
 
 REPEATED_COST = 16
@@ -68,7 +72,7 @@ def fold(expr: ir.Expr) -> ir.Expr:
 
 def _decided(condition: Condition) -> bool | None:
     """Whether a condition holds everywhere or nowhere by its constants alone."""
-    if condition == TRUE or condition == FALSE:
+    if condition in (TRUE, FALSE):
         return condition == TRUE
     match condition:
         case Compare(left) if left.is_constant:
@@ -123,10 +127,8 @@ def inline(program: ir.Program) -> ir.Program:
         producer = _pointwise(program, tensor)
         if producer is None or not _pays(program, producer):
             continue
-        rewritten = tuple(
-            _map_values(e, lambda value: _with(value, producer)) if e.tensor != tensor.name else e
-            for e in program.equations
-        )
+        into = partial(_with, producer=producer)
+        rewritten = tuple(_map_values(e, into) if e.tensor != tensor.name else e for e in program.equations)
         candidate = replace(program, equations=tuple(e for e in rewritten if e.tensor != tensor.name))
         if all(sum(1 for _ in ir.walk(e.value)) <= LARGEST_VALUE for e in candidate.equations):
             program = replace(candidate, tensors=tuple(t for t in program.tensors if t.name != tensor.name))

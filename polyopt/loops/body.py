@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from polyopt.dsl import affine, ir
 from polyopt.dsl.affine import TRUE, Affine, And, AxisRef, Compare, Condition, constant, map_condition
@@ -30,9 +30,7 @@ class Bodies:
     def __post_init__(self) -> None:
         self._shapes = {array.name: array.shape for array in self.scop.arrays}
 
-    def store(
-        self, statement: Statement, instance: Mapping[str, Affine], loops: Callable[[str], Affine]
-    ) -> Store:
+    def store(self, statement: Statement, instance: Mapping[str, Affine], loops: Callable[[str], Affine]) -> Store:
         """The store of one instance.
 
         instance: value of each axis, affine in loop variables
@@ -84,9 +82,9 @@ class _Body:
             case ir.IndexValue(expression):
                 return affine_expr(self.at(expression))
             case ir.Op(args=args):
-                return replace(expr, args=tuple(self.value(arg, mask) for arg in args))
+                return ir.Op(expr.name, tuple(self.value(arg, mask) for arg in args), expr.dtype)
             case ir.Cast(arg=arg):
-                return replace(expr, arg=self.value(arg, mask))
+                return ir.Cast(self.value(arg, mask), expr.dtype)
             case ir.Where(condition, then, otherwise, dtype):
                 chosen = self.condition(condition)
                 refused = ir.Op("not", (chosen,), bool_)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, assert_never
+from typing import Literal, TypeAlias, assert_never
 
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import DType, i64
@@ -44,7 +44,7 @@ class Load:
     checks: tuple[Check, ...] = ()
 
 
-Expr = Const | Op | Cast | Var | Load
+Expr: TypeAlias = "Const | Op[Expr] | Cast[Expr] | Var | Load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +161,12 @@ class LoopProgram:
     body: Stmt
     sites: tuple[Site, ...] = ()
 
+    def __str__(self) -> str:
+        """The loop nest as readable code."""
+        from polyopt.loops.text import loop_text  # the printer reads this module's types
+
+        return loop_text(self)
+
 
 # --- building and traversal -----------------------------------------------------------------------------------
 
@@ -180,9 +186,9 @@ def expr_children(expr: Expr) -> tuple[Expr, ...]:
         case Const() | Var():
             return ()
         case Op(args=args):
-            return args  # type: ignore[return-value]  # a loop program holds loop expressions only
+            return args
         case Cast(arg=arg):
-            return (arg,)  # type: ignore[return-value]  # as above
+            return (arg,)
         case Load(indices=indices, mask=mask):
             return indices if mask is None else (*indices, mask)
         case _:
@@ -225,9 +231,9 @@ def substitute(expr: Expr, values: dict[str, Expr]) -> Expr:
         case Const():
             return expr
         case Op(args=args):
-            return replace(expr, args=tuple(substitute(a, values) for a in args))  # type: ignore[arg-type]  # as above
+            return replace(expr, args=tuple(substitute(a, values) for a in args))
         case Cast(arg=arg):
-            return replace(expr, arg=substitute(arg, values))  # type: ignore[arg-type]  # as above
+            return replace(expr, arg=substitute(arg, values))
         case Load(indices=indices, mask=mask):
             return replace(
                 expr,

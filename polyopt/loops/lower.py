@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import islpy as isl
 
@@ -27,8 +28,9 @@ from polyopt.loops.ir import (
     walk,
 )
 from polyopt.loops.placement import Placement
-from polyopt.loops.scan import affine_expr, as_affine, as_expr
+from polyopt.loops.scan import affine_expr, as_affine, as_expr, operation
 from polyopt.poly.scop import Array, Scop
+from polyopt.poly.space import node_kind
 from polyopt.poly.storage import Storage, StoragePlan
 from polyopt.poly.tree import Loop, Tree, as_schedule, loops
 
@@ -36,6 +38,7 @@ LOCAL_BYTES = 1 << 15
 """Largest private buffer that lives on a thread's stack."""
 
 _NODE = isl.ast_node_type
+_IF, _FOR = (getattr(_NODE, name) for name in ("if_", "for_"))  # isl's Python types leave these two out
 
 
 def lower(
@@ -78,10 +81,10 @@ def ast(scop: Scop, tree: Tree) -> isl.AstNode:
 
 
 def _separated(node: isl.ScheduleNode, flat: set[str]) -> isl.ScheduleNode:
-    if node.get_type() != isl.schedule_node_type.band or not node.has_parent():
+    if node_kind(node) != isl.schedule_node_type.band or not node.has_parent():
         return node
     parent = node.parent()
-    if parent.get_type() == isl.schedule_node_type.mark and parent.mark_get_id().get_name() in flat:
+    if node_kind(parent) == isl.schedule_node_type.mark and parent.mark_get_id().get_name() in flat:
         return node.band_member_set_ast_loop_type(0, isl.ast_loop_type.separate)
     return node
 
@@ -89,7 +92,8 @@ def _separated(node: isl.ScheduleNode, flat: set[str]) -> isl.ScheduleNode:
 def _arguments(
     scop: Scop, names: Sequence[str], strides: Mapping[str, tuple[int, ...] | None]
 ) -> tuple[tuple[Buffer, ...], tuple[str, ...]]:
-    buffers, extra = [], []
+    buffers: list[Buffer] = []
+    extra: list[str] = []
     for name in names:
         array = scop.array(name)
         given = strides.get(name)
@@ -146,18 +150,18 @@ class _Scanner:
 
     def node(self, node: isl.AstNode, loop: str = "") -> Stmt:
         """The node as a statement; `loop`: the name in the nearest mark above."""
-        kind = node.get_type()
+        kind = cast(isl.ast_node_type, node.get_type())
         if kind == _NODE.mark:
             return self.node(node.mark_get_node(), node.mark_get_id().get_name())
         if kind == _NODE.block:
             children = node.block_get_children()
             return Block(tuple(self.node(children.get_at(n), loop) for n in range(children.n_ast_node())))
-        if kind == _NODE.if_:
+        if kind == _IF:
             condition = as_expr(node.if_get_cond(), self.names, frozenset(self.scop.sizes))
             then = self.node(node.if_get_then_node(), loop)
             otherwise = self.node(node.if_get_else_node(), loop) if node.if_has_else_node() else None
             return If(condition, then, otherwise)
-        if kind == _NODE.for_:
+        if kind == _FOR:
             return self.loop(node, loop)
         if kind == _NODE.user:
             return self.instance(node)
@@ -180,7 +184,7 @@ class _Scanner:
     def upper(self, condition: isl.AstExpr, sizes: frozenset[str]) -> Expr:
         """The exclusive bound of `iterator < bound` or `iterator <= bound`."""
         bound = condition.get_op_arg(1)
-        if condition.get_op_type() == isl.ast_expr_op_type.lt:
+        if operation(condition) == isl.ast_expr_op_type.lt:
             return as_expr(bound, self.names, sizes)
         return _plus_one(as_expr(bound, self.names, sizes))
 
@@ -188,9 +192,7 @@ class _Scanner:
         call = node.user_get_expr()
         statement = self.scop.statement(call.get_op_arg(0).get_id().get_name())
         sizes = frozenset(self.scop.sizes)
-        values = {
-            name: as_affine(call.get_op_arg(n + 1), self.names, sizes) for n, name in enumerate(statement.axes)
-        }
+        values = {name: as_affine(call.get_op_arg(n + 1), self.names, sizes) for n, name in enumerate(statement.axes)}
 
         def loop_value(name: str) -> Affine:
             if name in self.variables:
@@ -233,9 +235,9 @@ def _plus_one(expr: Expr) -> Expr:
         case Const(value):
             return integer(int(value) + 1)
         case Op("minimum" | "maximum", args):
-            return Op(expr.name, tuple(_plus_one(arg) for arg in args), i64)  # type: ignore[arg-type]  # loop expressions
+            return Op(expr.name, tuple(_plus_one(arg) for arg in args), i64)
         case Op("sub", (left, Const(1))):
-            return left  # type: ignore[return-value]  # a loop expression
+            return left
         case Op("sub", (left, Const(value))):
             return Op("sub", (left, integer(int(value) - 1)), i64)
         case Op("add", (left, Const(value))):

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
+from typing import cast
 
 import islpy as isl
 
-from polyopt.dsl.affine import Affine, And, AxisRef, Compare, Condition, FloorDiv, Not, Or, SizeRef, axis, constant, size
+from polyopt.dsl.affine import (
+    Affine,
+    And,
+    AxisRef,
+    Compare,
+    Condition,
+    FloorDiv,
+    Not,
+    Or,
+    SizeRef,
+    axis,
+    constant,
+    size,
+)
 from polyopt.dsl.ir import Const, Op
 from polyopt.dtypes import bool_, i64
 from polyopt.errors import ScheduleError
@@ -22,6 +36,9 @@ _DIVISIONS = (_OP.fdiv_q, _OP.pdiv_q, _OP.div)
 _REMAINDERS = (_OP.pdiv_r, _OP.zdiv_r)
 
 
+_AND, _OR = (getattr(_OP, name) for name in ("and_", "or_"))  # isl's Python types leave these two out
+
+
 class NotAffine(Exception):
     """An expression that only operations can say."""
 
@@ -31,24 +48,24 @@ def as_affine(ast: isl.AstExpr, names: Mapping[str, str], sizes: frozenset[str])
 
     names: isl's iterator names to loop variables. Raises `NotAffine` for minima, choices and the like.
     """
-    kind = ast.get_type()
+    kind = cast(isl.ast_expr_type, ast.get_type())
     if kind == _INT:
         return constant(int(ast.get_val().to_python()))
     if kind == _ID:
         name = ast.get_id().get_name()
         return size(name) if name in sizes else axis(names[name])
-    operation = ast.get_op_type()
+    op = operation(ast)
     args = [ast.get_op_arg(n) for n in range(ast.get_op_n_arg())]
-    if operation not in (_OP.add, _OP.sub, _OP.minus, _OP.mul, *_DIVISIONS, *_REMAINDERS):
+    if op not in (_OP.add, _OP.sub, _OP.minus, _OP.mul, *_DIVISIONS, *_REMAINDERS):
         raise NotAffine
     values = [as_affine(arg, names, sizes) for arg in args]
-    if operation == _OP.add:
+    if op == _OP.add:
         return values[0] + values[1]
-    if operation == _OP.sub:
+    if op == _OP.sub:
         return values[0] - values[1]
-    if operation == _OP.minus:
+    if op == _OP.minus:
         return -values[0]
-    if operation == _OP.mul:
+    if op == _OP.mul:
         factor, value = (values[0], values[1]) if values[0].is_constant else (values[1], values[0])
         if not factor.is_constant:
             raise NotAffine
@@ -56,7 +73,7 @@ def as_affine(ast: isl.AstExpr, names: Mapping[str, str], sizes: frozenset[str])
     if not values[1].is_constant:
         raise NotAffine
     divisor = values[1].constant
-    return values[0] // divisor if operation in _DIVISIONS else values[0] % divisor
+    return values[0] // divisor if op in _DIVISIONS else values[0] % divisor
 
 
 def as_expr(ast: isl.AstExpr, names: Mapping[str, str], sizes: frozenset[str]) -> Expr:
@@ -65,26 +82,31 @@ def as_expr(ast: isl.AstExpr, names: Mapping[str, str], sizes: frozenset[str]) -
         return affine_expr(as_affine(ast, names, sizes))
     except NotAffine:
         pass
-    operation = ast.get_op_type()
+    op = operation(ast)
     args = [as_expr(ast.get_op_arg(n), names, sizes) for n in range(ast.get_op_n_arg())]
-    if operation in _COMPARISONS:
-        return Op(_COMPARISONS[operation], tuple(args), bool_)
-    if operation in (_OP.and_, _OP.and_then):
+    if op in _COMPARISONS:
+        return Op(_COMPARISONS[op], tuple(args), bool_)
+    if op in (_AND, _OP.and_then):
         return reduce(lambda a, b: Op("and", (a, b), bool_), args)
-    if operation in (_OP.or_, _OP.or_else):
+    if op in (_OR, _OP.or_else):
         return reduce(lambda a, b: Op("or", (a, b), bool_), args)
-    if operation in (_OP.select, _OP.cond):
+    if op in (_OP.select, _OP.cond):
         return Op("select", tuple(args), i64)
-    if operation == _OP.minus:
+    if op == _OP.minus:
         return Op("neg", tuple(args), i64)
-    if operation in _DIVISIONS:
+    if op in _DIVISIONS:
         return Op("floordiv", tuple(args), i64)
-    if operation in _REMAINDERS:
+    if op in _REMAINDERS:
         return Op("mod", tuple(args), i64)
-    if operation in _MIXED:
-        name = _MIXED[operation]
+    if op in _MIXED:
+        name = _MIXED[op]
         return reduce(lambda a, b: Op(name, (a, b), i64), args)
     raise ScheduleError("isl's AST has an operation that was not expected", why=ast.to_C_str())
+
+
+def operation(ast: isl.AstExpr) -> isl.ast_expr_op_type:
+    """Which operation an expression applies; isl's Python types call it a number."""
+    return cast(isl.ast_expr_op_type, ast.get_op_type())
 
 
 def affine_expr(affine: Affine) -> Expr:

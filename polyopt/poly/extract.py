@@ -120,9 +120,7 @@ class _Builder:
             case value:
                 self.add(equation.name, scope, equation.tensor, equation.subscripts, value, span=equation.span)
 
-    def add_accumulations(
-        self, tensor: ir.Tensor, plain: list[ir.Equation], accumulations: list[ir.Equation]
-    ) -> None:
+    def add_accumulations(self, tensor: ir.Tensor, plain: list[ir.Equation], accumulations: list[ir.Equation]) -> None:
         reducer = accumulations[0].reducer
         assert reducer is not None, "an accumulation has a reducer"
         for other in accumulations[1:]:
@@ -176,7 +174,7 @@ class _Builder:
 
     def add_rounding(self, tensor: ir.Tensor, target: str, covered: isl.Set) -> None:
         """`T[d] = cast(T_acc[d])` for a tensor that is narrower than its accumulator."""
-        names = tuple(covered.get_dim_name(isl.dim_type.set, d) for d in range(tensor.rank))
+        names = tuple(str(covered.get_dim_name(isl.dim_type.set, d)) for d in range(tensor.rank))
         subscripts = tuple(axis(n) for n in names)
         value = ir.Cast(ir.Read(target, subscripts, self.arrays[target].dtype), tensor.dtype)
         name = self.fresh(f"{tensor.name}_round")
@@ -253,7 +251,15 @@ class _Builder:
         scope_inside = _Scope(kept + reduce.axes, reduce.guard)
         value = self.lowered(reduce.body, scope_inside, array)
         self.add_on(
-            update, space.axes, lifted, array, subscripts, value, role="update", reducer=reduce.reducer, span=reduce.span
+            update,
+            space.axes,
+            lifted,
+            array,
+            subscripts,
+            value,
+            role="update",
+            reducer=reduce.reducer,
+            span=reduce.span,
         )
 
     def lowered(self, expr: ir.Expr, scope: _Scope, hint: str) -> ir.Expr:

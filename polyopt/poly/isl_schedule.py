@@ -15,12 +15,11 @@ from polyopt.dsl.affine import Affine
 from polyopt.errors import DefinitionError, ScheduleError
 from polyopt.poly.dependence import Dependence
 from polyopt.poly.scop import Scop
-from polyopt.poly.space import affine_from_aff, sample
+from polyopt.poly.space import affine_from_aff, node_kind, sample
 from polyopt.poly.tree import Leaf, Loop, Tree, sequence
 
 _BUDGET = 400_000
 _NODE = isl.schedule_node_type
-_BANDS = (_NODE.band,)
 
 
 def schedule(scop: Scop, component: Sequence[str], dependences: Sequence[Dependence]) -> Tree:
@@ -100,7 +99,7 @@ def _compute(domain: isl.UnionSet, validity: isl.UnionMap, context: isl.Set, *, 
 
 
 def _tree(node: isl.ScheduleNode, scop: Scop) -> Tree:
-    kind = node.get_type()
+    kind = node_kind(node)
     if kind == _NODE.leaf:
         names = _names(node.get_domain())
         return sequence([Leaf(name) for name in names])

@@ -22,12 +22,11 @@ from polyopt.dsl.ir import Axis
 from polyopt.errors import LegalityError
 from polyopt.poly.dependence import Dependence, Dependences
 from polyopt.poly.lifetimes import overwritten, relations
-from polyopt.poly.order import Order
+from polyopt.poly.order import CONCURRENT, Order
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.space import Space, sample
 from polyopt.poly.storage import Storage, StoragePlan, subscript_relation
 from polyopt.poly.tree import LoopKind
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,8 @@ class _Prover:
                     break
                 continue
             same = one.row.apply_range(other.row.reverse())
-            if one.kind == "parallel" or (one.kind == "vector" and not self.lanes_are_combined(source, target, one.row)):
+            combined = one.kind == "vector" and self.lanes_are_combined(source, target, one.row)
+            if one.kind in CONCURRENT and not combined:
                 meeting = (dependence.relation & together) - same
                 if not meeting.is_empty():
                     raise _violation(
@@ -121,9 +121,7 @@ class _Prover:
         statement = self.scop.statement(source)
         if source != target:
             return False
-        scanned = {
-            axis for n, axis in enumerate(statement.axes) if row.involves_dims(isl.dim_type.in_, n, 1)
-        }
+        scanned = {axis for n, axis in enumerate(statement.axes) if row.involves_dims(isl.dim_type.in_, n, 1)}
         return all(isinstance(s, Affine) and not axes_of(s) & scanned for s in statement.subscripts)
 
     # -- storage -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import islpy as isl
 
 from polyopt.errors import LegalityError
 from polyopt.poly.scop import Scop
+from polyopt.poly.space import node_kind
 from polyopt.poly.tree import LoopKind
 
 _NODE = isl.schedule_node_type
@@ -36,7 +37,7 @@ def _steps(node: isl.ScheduleNode, name: str, kinds: Mapping[str, LoopKind]) -> 
     """The date of a statement's instances: what stands on the way from the root of the schedule tree to it."""
     steps: list[Step] = []
     mark = ""
-    while (kind := node.get_type()) != _NODE.leaf:
+    while (kind := node_kind(node)) != _NODE.leaf:
         if kind == _NODE.mark:
             mark = node.mark_get_id().get_name()
             node = node.child(0)

@@ -40,9 +40,7 @@ def roles_of(statement: Statement) -> AxisRoles:
     else:
         free = written + tuple(a for a in statement.axes if a not in written)
         reduced = ()
-    reuse = tuple(
-        frozenset(statement.axes) - _axes_of_read(access.read.subscripts) for access in statement.reads
-    )
+    reuse = tuple(frozenset(statement.axes) - _axes_of_read(access.read.subscripts) for access in statement.reads)
     return AxisRoles(free, reduced, reuse, bool(reduced) and _reused_both_ways(reuse, free))
 
 

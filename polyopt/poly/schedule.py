@@ -106,7 +106,9 @@ def _connected_order(component: Sequence[str], dependences: Sequence[Dependence]
     """The statements so that each one touches an earlier one: wrong choices are found early."""
     order = [component[0]]
     while len(order) < len(component):
-        near = {d.target for d in dependences if d.source in order} | {d.source for d in dependences if d.target in order}
+        near = {d.target for d in dependences if d.source in order} | {
+            d.source for d in dependences if d.target in order
+        }
         order.append(next(name for name in component if name not in order and (name in near or not near - set(order))))
     return order
 
@@ -138,7 +140,9 @@ def _wavefront(
     return None
 
 
-def _uniform_assignments(component: Sequence[str], remaining: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Affine]]:
+def _uniform_assignments(
+    component: Sequence[str], remaining: Mapping[str, Sequence[str]]
+) -> Iterator[dict[str, Affine]]:
     """Rows that give every statement the same of its remaining axes, counted from the first or the last."""
     depth = min(len(remaining[name]) for name in component)
     for position, sign in product(range(depth), (1, -1)):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import assert_never
+from typing import assert_never, cast
 
 import islpy as isl
 
@@ -47,6 +47,11 @@ def isl_errors(what: str, *operands: object) -> Iterator[None]:
     except isl.Error as error:
         shown = "\n".join(str(operand) for operand in operands)
         raise ScheduleError(f"isl failed to {what}", why=f"{shown}\n{error}".strip()) from error
+
+
+def node_kind(node: isl.ScheduleNode) -> isl.schedule_node_type:
+    """What a node of a schedule tree is; isl's Python types call it a number."""
+    return cast(isl.schedule_node_type, node.get_type())
 
 
 # --- from the language to isl --------------------------------------------------------------------------------

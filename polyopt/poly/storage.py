@@ -115,7 +115,8 @@ class _Planner:
             return Storage(array.name, tuple(loop.name for loop in scope), (), (), ())
         touched = self.touched(array, users, scope)
         sides = [
-            self.side(subscript_relation(touched, d), scope) or (constant(0), extent) for d, extent in enumerate(array.shape)
+            self.side(subscript_relation(touched, d), scope) or (constant(0), extent)
+            for d, extent in enumerate(array.shape)
         ]
         offset, extent = zip(*sides, strict=True)
         return Storage(array.name, tuple(loop.name for loop in scope), offset, extent, (None,) * len(array.shape))
@@ -175,7 +176,7 @@ class _Planner:
 
     def planes(self, array: Array, own: Sequence[Dependence], tree: Tree) -> tuple[int, int] | None:
         """(dimension, planes alive at once) for the outermost serial loop that writes plane after plane."""
-        writers = [s for s in self.scop.writers(array.name)]
+        writers = self.scop.writers(array.name)
         for loop in _serial_loops(tree):
             inside = [s for s in writers if s.name in loop.statements]
             if not inside:
@@ -184,9 +185,7 @@ class _Planner:
                 if not all(self.steps_through(s.name, loop, dimension) for s in inside):
                     continue
                 delays = [
-                    self.delay(d, loop)
-                    for d in own
-                    if d.source in loop.statements and d.target in loop.statements
+                    self.delay(d, loop) for d in own if d.source in loop.statements and d.target in loop.statements
                 ]
                 if delays and all(delay is not None for delay in delays):
                     return dimension, max(delay for delay in delays if delay is not None) + 1
@@ -211,8 +210,8 @@ class _Planner:
                 return None
             value = affine_from_aff(greatest.get_pieces()[0][1])
             return value.constant if value.is_constant else None
-        value = deltas.dim_max_val(0)
-        return int(value.to_python()) if value.is_int() else None
+        largest = deltas.dim_max_val(0)
+        return int(largest.to_python()) if largest.is_int() else None
 
 
 def subscript_relation(relation: isl.Map, dimension: int) -> isl.Map:

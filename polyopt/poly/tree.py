@@ -165,7 +165,7 @@ def tree_text(tree: Tree, indent: int = 0) -> str:
         case Sequence(children):
             return "\n".join(tree_text(child, indent) for child in children)
         case Loop(name=name, rows=rows, kind=kind):
-            marks = [kind] if kind != "serial" else []
+            marks: list[str] = [kind] if kind != "serial" else []
             marks += ["coincident"] if tree.coincident and kind == "serial" else []
             marks += ["reduction"] if tree.reduction else []
             shown = ", ".join(f"{statement}: {row}" for statement, row in rows)
