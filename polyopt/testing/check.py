@@ -18,7 +18,7 @@ from polyopt.dsl.ir import Program
 from polyopt.errors import BackendUnavailable
 from polyopt.loops.text import loop_text
 from polyopt.testing.compare import Tolerance, difference, flatten, rebuild
-from polyopt.testing.guarded import guarded, guarded_copy
+from polyopt.testing.guarded import guarded, guarded_copy, survives
 from polyopt.testing.inputs import random_inputs
 
 if TYPE_CHECKING:
@@ -163,7 +163,8 @@ class _Case:
             name: guarded_copy(value).array if _can_be_placed(value) else value
             for name, value in self.arguments.items()
         }
-        self.call(arguments, out=rebuild(result, [out.array for out in outs]))
+        if not survives(lambda: self.call(arguments, out=rebuild(result, [out.array for out in outs]))):
+            self._fail("a second call, with out=, touches memory behind the end of an array (or crashes)")
         for (place, array), out in zip(got.items(), outs, strict=True):
             if not out.is_intact:
                 self._fail(f"bytes before the start of {place} were written")

@@ -1,14 +1,18 @@
 """Arrays with nothing behind them: the element after the last one lies in a page that cannot be touched.
 
-A kernel that reads or writes past the end of such an array stops the process at that instruction (pytest's fault
-handler then shows the test); what it writes just before the start is found afterwards.
+A kernel that reads or writes past the end of such an array stops the process at that instruction, so `survives` runs
+it in a forked child, which shares the memory of these arrays; what it writes just before the start is found afterwards.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import mmap
+import os
 import sys
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +59,39 @@ def guarded_copy(array: Array) -> Guarded:
     copy = guarded(array.shape, array.dtype)
     copy.array[...] = array
     return copy
+
+
+def survives(run: Callable[[], object]) -> bool:
+    """Runs a function in a forked child; False where a signal, such as that of a forbidden access, stopped it.
+
+    What it writes to guarded arrays is seen here. An exception in the child is raised again, by running it here;
+    so is everything on systems without fork.
+    """
+    if not hasattr(os, "fork"):
+        run()
+        return True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # "multi-threaded": our own pool allows for forks
+        child = os.fork()
+    if child == 0:
+        _run_and_exit(run)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return False
+    if os.waitstatus_to_exitcode(status) != 0:
+        run()
+    return True
+
+
+def _run_and_exit(run: Callable[[], object]) -> None:
+    """Runs it and ends the process without the parent's clean-up, tests of its own, or messages."""
+    code = 1
+    try:
+        faulthandler.disable()
+        run()
+        code = 0
+    finally:
+        os._exit(code)
 
 
 def _forbid(block: mmap.mmap, offset: int, size: int) -> None:
