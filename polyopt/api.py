@@ -175,6 +175,7 @@ class Op:
                 f"'{self.signature.name}' has no size '{unknown[0]}' to keep dynamic",
                 where=self.signature.span,
                 why=f"its sizes are {', '.join(sizes) or 'none'}",
+                fix="name sizes that the annotations use",
                 facts={"size": unknown[0], "sizes": tuple(sizes)},
             )
         return frozenset(chosen)
@@ -395,6 +396,7 @@ def _check_sizes(sizes: Mapping[str, Any], traced: Traced, signature: Signature)
                 f"'{signature.name}' has no size or compile-time parameter '{name}'",
                 where=signature.span,
                 why=f"its sizes are {', '.join(known) or 'none'}",
+                fix="set only sizes and compile-time parameters of the op",
                 facts={"size": name, "sizes": tuple(known)},
             )
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
@@ -426,6 +428,7 @@ def _wrong_structure(place: str, wanted: str, found: Any) -> ArgumentError:
     return ArgumentError(
         f"{place} must be {wanted}, as the op returns",
         why=f"it is a {type(found).__name__}",
+        fix="give arrays in the structure that a call without out= returns",
         facts={"place": place, "type": type(found).__name__},
     )
 

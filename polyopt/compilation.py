@@ -215,6 +215,7 @@ def _check_result_shapes(resolved: Program, problem: Problem) -> None:
             shape = ", ".join(map(str, tensor.shape))
             raise ShapeError(
                 f"out for '{name}' has shape {found}, but the result has shape ({shape})",
+                fix=f"pass an array of shape ({shape})",
                 facts={"result": name, "shape": found},
             )
 

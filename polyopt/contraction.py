@@ -200,6 +200,7 @@ def _mismatch(label: str, known: int, extent: int, operand: int) -> ShapeError:
     name = "a broadcast dimension" if label.startswith(".") else f"subscript '{label}'"
     return ShapeError(
         f"{name} of einsum is {known}, and {extent} in operand {operand}",
+        fix="pass arrays whose extents agree wherever they share a letter",
         facts={"label": label, "extents": (known, extent), "operand": operand},
     )
 

@@ -116,6 +116,7 @@ def _typed(parameter: Parameter, value: Any, given: arrays.Given) -> arrays.Give
             f"{len(parameter.dims)}",
             where=user_span(),
             why=f"its shape is {given.array.shape}",
+            fix="reshape the argument, or change the annotation",
             facts={"argument": parameter.name, "shape": given.array.shape, "rank": len(parameter.dims)},
         )
     if isinstance(value, bool | int | float):

@@ -246,6 +246,7 @@ def check_size(info: ArrayInfo, shape: tuple[int, ...]) -> None:
     raise ShapeError(
         f"result '{info.name}' would have the shape {shape}",
         why=f"that is {needed} bytes, more than an address space holds" if needed > 0 else "an extent is negative",
+        fix="pass sizes for which every extent is 0 or more, and small enough",
         facts={"result": info.name, "shape": shape},
     )
 
@@ -261,6 +262,7 @@ def check_out(out: Array, name: str, dtype: DType, shape: tuple[int, ...]) -> No
     if out.shape != shape:
         raise ShapeError(
             f"out for '{name}' has shape {out.shape}, but the result has shape {shape}",
+            fix=f"np.empty({shape}, {str(dtype.numpy.name)!r})",
             facts={"result": name, "shape": out.shape, "expected": shape},
         )
     check_writable(out, name)

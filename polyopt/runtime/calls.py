@@ -72,6 +72,7 @@ def check_conditions(info: KernelInfo, sizes: Mapping[str, int]) -> None:
             raise ShapeError(
                 f"the sizes of this call do not satisfy {condition.text}",
                 why=f"here {values}; the equations read or define elements outside an array otherwise",
+                fix="pass arrays whose sizes satisfy it",
                 facts={"condition": condition.text, "sizes": dict(sizes)},
             )
 
