@@ -6,7 +6,7 @@ lowest exponent first, and those still free are fitted anew after each rounding,
 rounding of the earlier ones lost. All arithmetic is mpmath at `DIGITS` decimal digits.
 
 Sources: Lawson, "Contributions to the theory of linear least maximum approximations" (1961); for the rounding,
-[Muller16], section 3.5.
+[Muller16], chapter 4.
 """
 
 from __future__ import annotations

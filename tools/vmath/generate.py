@@ -250,9 +250,12 @@ def error_units(form: str, result: Fit) -> str:
 
 
 def tuple_lines(form: str, values: tuple[mpf, ...]) -> Iterator[str]:
+    assert all(mpf(float(value)) == value for value in values), "a part does not fit a double"
+    if len(values) == 1:
+        yield f'    "{form}": ({float(values[0])!r},),'
+        return
     yield f'    "{form}": ('
     for value in values:
-        assert mpf(float(value)) == value, "a part does not fit a double"
         yield f"        {float(value)!r},"
     yield "    ),"
 

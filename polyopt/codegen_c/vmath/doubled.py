@@ -1,6 +1,6 @@
 """Arithmetic on unevaluated sums of two floats, `high + low` with |low| <= ulp(high) / 2: about twice the precision.
 
-Source: Dekker, "A floating-point technique for extending the available precision" (1971); [Muller16], chapter 4.
+Source: Dekker, "A floating-point technique for extending the available precision" (1971); [Muller16], chapter 2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """exp, exp2 and expm1.
 
-Method [Muller16, section 11.1; Cody & Waite 1980]: x = n ln 2 + r with |r| <= ln(2) / 2, a minimax polynomial for
+Method [Muller16, chapter 11; Cody & Waite 1980]: x = n ln 2 + r with |r| <= ln(2) / 2, a minimax polynomial for
 exp(r), and 2**n put back by two exact factors of about half the exponent each, so that results beyond the largest
 number overflow and those below the least normal one are rounded once, as subnormals.
 

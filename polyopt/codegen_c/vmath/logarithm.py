@@ -1,6 +1,6 @@
 """log, log2 and log1p.
 
-Method [Muller16, section 11.1]: x = 2**k m with sqrt(1/2) <= m < sqrt(2), and a minimax polynomial for log(m) in
+Method [Muller16, chapters 3 and 11]: x = 2**k m with sqrt(1/2) <= m < sqrt(2), and a minimax polynomial for log(m) in
 f = m - 1, so that log(x) = k ln 2 + f + f**2 p(f) has a small relative error near x = 1 as well.
 """
 

@@ -2,7 +2,7 @@
 
 Up to `MEDIUM`, x - n pi/2 is taken with pi/2 in three parts, the first two steps without error (Cody & Waite 1980,
 with fma). Beyond it, x times 2/pi is formed modulo 4 in integer arithmetic, from the bits of 2/pi that matter
-(Payne & Hanek 1983; [Muller16], section 12.4); that branch is taken only where some lane needs it.
+(Payne & Hanek 1983; [Muller16], chapter 11); that branch is taken only where some lane needs it.
 """
 
 from __future__ import annotations

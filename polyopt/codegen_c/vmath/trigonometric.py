@@ -1,7 +1,7 @@
 """sin, cos and tan.
 
-Method [Muller16, chapter 11]: the argument is reduced to r + r_low in [-pi/4, pi/4] and a quadrant (`reduction`);
-minimax polynomials give sin and cos of it, with r_low as a correction of the first order.
+Method [Muller16, chapters 3 and 11]: the argument is reduced to r + r_low in [-pi/4, pi/4] and a quadrant
+(`reduction`); minimax polynomials give sin and cos of it, with r_low as a correction of the first order.
 """
 
 from __future__ import annotations
