@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyopt.dsl import affine as af
@@ -16,7 +16,7 @@ from polyopt.dsl.values import constant
 from polyopt.dtypes import i64
 from polyopt.errors import ShapeError
 
-# --- solving ------------------------------------------------------------------------------------------------------------
+# --- solving ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,9 +94,11 @@ def _solve(extent: _Extent, solution: _Solution) -> bool:
         affine = _substituted(affine_of(extent.dim, size_scope({})), solution.sizes)
     except NotAffine:
         return False
-    if len(affine.terms) != 1 or not isinstance(affine.terms[0][0], SizeRef):
+    if len(affine.terms) != 1:
         return False
     atom, coefficient = affine.terms[0]
+    if not isinstance(atom, SizeRef):
+        return False
     found, remainder = divmod(extent.actual - affine.constant, coefficient)
     if remainder or found < 0:
         raise ShapeError(
@@ -163,7 +165,7 @@ def evaluate_extent(dim: Expr, sizes: Mapping[str, int]) -> int | None:
             return None
 
 
-_ARITHMETIC = {
+_ARITHMETIC: Mapping[str, Callable[..., int]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -173,7 +175,7 @@ _ARITHMETIC = {
 }
 
 
-# --- specialising -------------------------------------------------------------------------------------------------------
+# --- specialising ----------------------------------------------------------------------------------------------------
 
 
 def specialise(program: ir.Program, sizes: Mapping[str, int]) -> ir.Program:
@@ -252,7 +254,7 @@ def specialise_expr(expr: ir.Expr, sizes: Mapping[str, int]) -> ir.Expr:
             return changed
 
 
-def _cast_constant(cast: ir.Cast, value: bool | int | float) -> ir.Expr:
+def _cast_constant(cast: ir.Cast[ir.Expr], value: bool | int | float) -> ir.Expr:
     if cast.arg.dtype != i64 or not isinstance(value, int):
         return cast
     return constant(value, cast.dtype, None)

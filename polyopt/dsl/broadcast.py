@@ -90,6 +90,7 @@ def _check_shapes(tensors: Sequence[Handle], rank: int) -> None:
                     f"shapes of '{numbers[0][0].name}' and '{tensor.name}' do not broadcast",
                     where=user_span(),
                     why=f"Dimension {-from_end} has extent {numbers[0][1]} in one and {extent} in the other.",
+                    fix="slice or reshape one of them.",
                     facts={numbers[0][0].name: numbers[0][1], tensor.name: extent},
                 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,17 +10,19 @@ from polyopt.dsl.affine import Affine
 from polyopt.dsl.broadcast import ONE, rank_of
 from polyopt.dsl.expr import Call, Convert, Element, Expr, Index, Literal
 from polyopt.dsl.extents import known_extents
-from polyopt.dsl.signature import Parameter, Signature
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle
 from polyopt.dsl.symbols import as_dtype
 from polyopt.dtypes import DType
-from polyopt.errors import ArgumentError, ShapeError, Span
+from polyopt.errors import ArgumentError, ShapeError
 
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """Labels of each operand's dimensions and of the result's. A dimension under an ellipsis is `.n`, n-th from the end."""
+    """Labels of each operand's dimensions and of the result's.
+
+    A dimension under an ellipsis is `.n`, the n-th of them from the end.
+    """
 
     operands: tuple[tuple[str, ...], ...]
     output: tuple[str, ...]
@@ -29,7 +30,8 @@ class Contraction:
     @property
     def summed(self) -> tuple[str, ...]:
         """The labels that are summed over, in order of first appearance."""
-        return tuple(label for label in dict.fromkeys(l for o in self.operands for l in o) if label not in self.output)
+        every = dict.fromkeys(label for labels in self.operands for label in labels)
+        return tuple(label for label in every if label not in self.output)
 
     def __str__(self) -> str:
         inputs = ",".join("".join(labels) for labels in self.operands)
@@ -84,7 +86,7 @@ def _from_lists(arguments: Sequence[object]) -> tuple[tuple[object, ...], list[T
 
 
 def _sublist(value: object) -> Term:
-    """Labels from a list of integers below 52 and Ellipsis; 0 is A, as in NumPy, so that implicit outputs sort alike."""
+    """Labels from a list of integers below 52 and Ellipsis; 0 is A, so that implicit outputs sort as NumPy's."""
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
     if not isinstance(value, tuple | list):
         raise _refused("an operand is not followed by a list of labels", "")
@@ -140,7 +142,7 @@ def _refused(why: str, spec: str) -> ArgumentError:
     )
 
 
-# --- as an equation -------------------------------------------------------------------------------------------------
+# --- as an equation --------------------------------------------------------------------------------------------------
 
 
 def einsum_in_op(*arguments: object, dtype: object = None, optimize: object = None) -> Handle:
@@ -212,16 +214,3 @@ def _element(
         repeated = extent == ONE and any(other != ONE for other in extents[label])
         subscripts.append(Literal(0) if repeated else indices[label])
     return Element(tensor, tuple(subscripts))
-
-
-def contraction_op(contraction: Contraction, dtype: DType | None = None) -> tuple[Callable[..., Handle], Signature]:
-    """A function and its signature for an op that is the contraction of unannotated parameters `a0`, `a1`, ...."""
-    names = [f"a{n}" for n in range(len(contraction.operands))]
-    empty, kind = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = tuple(Parameter(name, "unannotated", None, (), empty, kind) for name in names)
-    python = inspect.Signature([inspect.Parameter(name, kind) for name in names])
-
-    def function(**operands: Handle) -> Handle:
-        return contract(contraction, [operands[name] for name in names], dtype)
-
-    return function, Signature("einsum", parameters, python, Span("einsum", 1))

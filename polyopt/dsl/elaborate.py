@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from polyopt.dsl import affine as af
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine
-from polyopt.dsl.expr import Element, Expr, Index, free_indices, walk
+from polyopt.dsl.expr import AffineSize, Element, Expr, Index, Size, free_indices, walk
 from polyopt.dsl.lower_reductions import accumulated, as_axis, lower_reduction, unguarded
 from polyopt.dsl.recognise import Scope, is_data, source_text
 from polyopt.dsl.state import Definition, Handle, State
 from polyopt.dsl.types import UNKNOWN, Type, Unknown, WeakType, concrete, join
-from polyopt.dsl.values import Builder, constant
+from polyopt.dsl.values import Builder, Names, constant
 from polyopt.dtypes import DType, accumulator, promote
 from polyopt.errors import DefinitionError, DTypeError, Span
 
@@ -27,28 +28,36 @@ def elaborate(state: State, parameters: Sequence[Handle], results: Sequence[Hand
 
     Raises `DefinitionError` and `DTypeError` with the user's line.
     """
-    kept = _reachable(results)
+    kept = _reachable(state, results)
     types = infer_dtypes(kept)
-    equations = _name_equations([_equation(definition, types) for tensor in kept for definition in tensor.definitions])
-    order = {id(d): n for n, d in enumerate(state.definitions)}
-    in_text_order = sorted(
-        zip((d for t in kept for d in t.definitions), equations, strict=True), key=lambda p: order[id(p[0])]
-    )
-    _check_inlined_dtypes(state, frozenset(kept), types)
-    outputs = frozenset(results)
     needed = frozenset(kept)
+    definitions = [definition for definition in state.definitions if definition.tensor in needed]
+    reserved = _size_names(definitions, parameters)
+    equations = _name_equations([_equation(definition, types, reserved) for definition in definitions])
+    _check_inlined_dtypes(state, needed, types)
+    outputs = frozenset(results)
     locals_ = [tensor for tensor in state.tensors if tensor in needed and tensor.role == "local"]
     tensors = tuple(_core_tensor(t, types, outputs) for t in [*parameters, *locals_])
     program = ir.Program(
         name=state.name,
         sizes=(),
         tensors=tensors,
-        equations=tuple(equation for _, equation in in_text_order),
+        equations=tuple(equations),
         parameters=tuple(tensor.name for tensor in parameters),
         results=tuple(tensor.name for tensor in results),
         conditions=tuple(dict.fromkeys(state.conditions)),
     )
     return with_sizes(program)
+
+
+def _size_names(definitions: Sequence[Definition], parameters: Sequence[Handle]) -> frozenset[str]:
+    roots = [root for definition in definitions for root in (*definition.subscripts, definition.value)]
+    nodes = [node for root in roots for node in walk(root)]
+    affines = [extent for parameter in parameters for extent in parameter.dims or ()]
+    affines += [node.affine for node in nodes if isinstance(node, AffineSize)]
+    affines += [affine for definition in definitions for affine in definition.sizes.values()]
+    named = {node.name for node in nodes if isinstance(node, Size)}
+    return frozenset(named.union(*(af.sizes_of(affine) for affine in affines)))
 
 
 def with_sizes(program: ir.Program) -> ir.Program:
@@ -90,7 +99,7 @@ def _node_affines(node: ir.Expr) -> Iterable[Affine]:
             yield from af.condition_affines(guard)
 
 
-# --- what is needed -------------------------------------------------------------------------------------------------
+# --- what is needed --------------------------------------------------------------------------------------------------
 
 
 def reads_of(definition: Definition) -> tuple[Element, ...]:
@@ -99,7 +108,7 @@ def reads_of(definition: Definition) -> tuple[Element, ...]:
     return tuple(node for root in roots for node in walk(root) if isinstance(node, Element))
 
 
-def _reachable(results: Sequence[Handle]) -> tuple[Handle, ...]:
+def _reachable(state: State, results: Sequence[Handle]) -> tuple[Handle, ...]:
     """The tensors that the results depend on, producers before consumers where there is no cycle."""
     done: dict[Handle, None] = {}
     seen: set[Handle] = set()
@@ -112,11 +121,23 @@ def _reachable(results: Sequence[Handle]) -> tuple[Handle, ...]:
         if tensor in seen:
             continue
         seen.add(tensor)
+        _require_own(tensor, state, span)
         _require_definition(tensor, span)
         stack.append((tensor, span, True))
         reads = [read for definition in tensor.definitions for read in reads_of(definition)]
         stack.extend((read.tensor, read.span, False) for read in reversed(reads) if read.tensor not in seen)
     return tuple(done)
+
+
+def _require_own(tensor: Handle, state: State, span: Span | None) -> None:
+    if tensor.state is not state:
+        raise DefinitionError(
+            f"'{tensor.name}' belongs to another op",
+            where=span,
+            why=f"It was made while '{tensor.state.name}' was read, and is used in '{state.name}'.",
+            fix="pass it as an argument: an op that calls the other one uses what that returns.",
+            facts={"tensor": tensor.name},
+        )
 
 
 def _require_definition(tensor: Handle, span: Span | None) -> None:
@@ -140,7 +161,7 @@ def _require_definition(tensor: Handle, span: Span | None) -> None:
         )
 
 
-# --- dtypes ---------------------------------------------------------------------------------------------------------
+# --- dtypes ----------------------------------------------------------------------------------------------------------
 
 
 def infer_dtypes(tensors: Sequence[Handle]) -> Mapping[Handle, DType]:
@@ -180,8 +201,10 @@ def _definition_type(definition: Definition, types: Mapping[Handle, Type], provi
     return natural if natural.is_float else accumulator(natural)
 
 
-def _builder(types: Mapping[Handle, Type], *, provisional: bool = False) -> Builder:
-    return Builder(lambda tensor: types.get(tensor, UNKNOWN), lower_reduction, provisional)
+def _builder(
+    types: Mapping[Handle, Type], *, provisional: bool = False, reserved: frozenset[str] = frozenset()
+) -> Builder:
+    return Builder(lambda tensor: types.get(tensor, UNKNOWN), lower_reduction, provisional, Names(reserved))
 
 
 def _components(tensors: Sequence[Handle]) -> tuple[tuple[Handle, ...], ...]:
@@ -230,7 +253,7 @@ class _Components:
             self.low[parent] = min(self.low[parent], self.low[tensor])
 
 
-# --- equations ------------------------------------------------------------------------------------------------------
+# --- equations -------------------------------------------------------------------------------------------------------
 
 
 def _bind(build: Builder, definition: Definition) -> tuple[Scope, tuple[Index, ...], tuple[Index, ...]]:
@@ -270,9 +293,9 @@ def _check_plain(definition: Definition, data: Sequence[Expr], others: Sequence[
         )
 
 
-def _equation(definition: Definition, types: Mapping[Handle, DType]) -> ir.Equation:
+def _equation(definition: Definition, types: Mapping[Handle, DType], reserved: frozenset[str]) -> ir.Equation:
     tensor = definition.tensor
-    build = _builder(types)
+    build = _builder(types, reserved=reserved)
     scope, left, others = _bind(build, definition)
     value, guard = unguarded(definition.value, scope)
     reducer = None
@@ -283,6 +306,7 @@ def _equation(definition: Definition, types: Mapping[Handle, DType]) -> ir.Equat
         node = _added(build, value, scope, types[tensor])
         neutral = constant(int(definition.kind == "prod"), node.dtype, definition.span)
         reducer = ir.Reducer(definition.kind, node.dtype, neutral)
+    _check_count(node, definition)
     return ir.Equation(
         name=tensor.name,
         tensor=tensor.name,
@@ -294,6 +318,28 @@ def _equation(definition: Definition, types: Mapping[Handle, DType]) -> ir.Equat
         reduce_axes=tuple(as_axis(index, scope) for index in others),
         span=definition.span,
     )
+
+
+_MOST_OPERATIONS = 50_000
+
+
+def _check_count(value: ir.Expr, definition: Definition) -> None:
+    """Raises `DefinitionError` for a value that repeats its parts until it is too large to compile."""
+    counts: dict[int, int] = {}
+
+    def count(node: ir.Expr) -> int:
+        if id(node) not in counts:
+            counts[id(node)] = 1 + sum(count(child) for child in ir.children(node))
+        return counts[id(node)]
+
+    if count(value) > _MOST_OPERATIONS:
+        raise DefinitionError(
+            f"the definition of '{definition.tensor.name}' has more than {_MOST_OPERATIONS} operations",
+            where=definition.span,
+            why="A Python value that is used twice is written out twice, so repeated squaring doubles each time.",
+            fix="give repeated parts a tensor of their own: t[i] = ..., and read t[i].",
+            facts={"operations": count(value)},
+        )
 
 
 def _added(build: Builder, value: Expr, scope: Scope, dtype: DType) -> ir.Expr:
@@ -327,7 +373,9 @@ def _name_equations(equations: Sequence[ir.Equation]) -> list[ir.Equation]:
 def _core_tensor(tensor: Handle, types: Mapping[Handle, DType], outputs: frozenset[Handle]) -> ir.Tensor:
     rank = tensor.rank
     assert rank is not None, "a tensor with a definition has a rank"
-    role = "input" if tensor.role == "input" else "output" if tensor in outputs else "local"
+    role: Literal["input", "output", "local"] = (
+        "input" if tensor.role == "input" else "output" if tensor in outputs else "local"
+    )
     dtype = types.get(tensor, tensor.dtype_given)
     assert dtype is not None, "a parameter that nothing reads has a dtype of its own"
     return ir.Tensor(tensor.name, dtype, tensor.dims, role, rank, tensor.span)
@@ -346,4 +394,4 @@ def _check_inlined_dtypes(state: State, kept: frozenset[Handle], types: Mapping[
 
 def dtype_now(tensor: Handle) -> DType:
     """The dtype that the definitions written so far give."""
-    return tensor.dtype_given or infer_dtypes(_reachable([tensor]))[tensor]
+    return tensor.dtype_given or infer_dtypes(_reachable(tensor.state, [tensor]))[tensor]

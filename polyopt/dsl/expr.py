@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Literal as OneOf
 
 import numpy as np
 
@@ -27,7 +28,6 @@ class Operators:
     """Python's operators, each handed to `_operate` with the name of the scalar operation."""
 
     __slots__ = ()
-    __array_ufunc__ = None  # NumPy scalars on the left leave the operator to us
     __hash__ = object.__hash__
 
     def _operate(self, name: str, *operands: object) -> Any:
@@ -135,12 +135,25 @@ class Operators:
     def __abs__(self) -> Any:
         return self._operate("abs", self)
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **options: object) -> Any:
+        """A NumPy scalar or array on the left of an operator; NumPy's functions themselves are refused."""
+        name = _UFUNCS.get(ufunc.__name__)
+        if name is None or method != "__call__" or options:
+            _refuse_numpy(f"np.{ufunc.__name__}")
+        return self._operate(name, *(as_operand(operand) for operand in inputs))
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        _refuse_numpy("NumPy")
+
+    def __array_function__(self, function: Callable[..., object], *_: object) -> NoReturn:
+        _refuse_numpy(f"np.{function.__name__}")
+
     def __bool__(self) -> NoReturn:
         raise DefinitionError(
             "the truth of a condition is not known while the equations are read",
             where=user_span(),
             why="'if', 'and', 'or', 'not' and chained comparisons such as 0 < i < n ask for a truth value.",
-            fix="combine conditions with &, | and ~, as in (0 < i) & (i < n), and choose values with po.where or po.when.",
+            fix="combine conditions with &, | and ~, as in (0 < i) & (i < n); choose with po.where or po.when.",
         )
 
     def __iter__(self) -> Iterator[NoReturn]:
@@ -165,6 +178,28 @@ class Operators:
 
     def __index__(self) -> NoReturn:
         _refuse_number("int")
+
+
+_UFUNCS = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "floor_divide": "floordiv"} | {
+    "remainder": "mod", "power": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+    "left_shift": "shl", "right_shift": "shr", "less": "lt", "less_equal": "le", "greater": "gt",
+    "greater_equal": "ge", "equal": "eq", "not_equal": "ne",
+}  # fmt: skip
+
+
+def as_operand(operand: object) -> object:
+    """An operand as NumPy hands it over: scalars come wrapped in arrays of rank 0."""
+    return operand[()] if isinstance(operand, np.ndarray) and operand.ndim == 0 else operand
+
+
+def _refuse_numpy(name: str) -> NoReturn:
+    raise DefinitionError(
+        f"{name} cannot work on a symbolic value",
+        where=user_span(),
+        why="NumPy works on arrays of numbers, and there are none while the equations are read.",
+        fix="use polyopt's functions (po.exp, po.sum, ...), and make an array of numbers a parameter of the op.",
+        facts={"function": name},
+    )
 
 
 def _refuse_number(kind: str) -> NoReturn:
@@ -342,6 +377,19 @@ class Convert(Expr):
         return (self.arg,)
 
 
+class Weakened(Expr):
+    """A run-time value that counts as a Python number: it takes the dtype of what it meets. kind: "b", "i" or "f"."""
+
+    __slots__ = ("arg", "kind")
+
+    def __init__(self, arg: Expr, kind: OneOf["b", "i", "f"]) -> None:
+        super().__init__()
+        self.arg, self.kind = arg, kind
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.arg,)
+
+
 class Choice(Expr):
     """`where(condition, then, otherwise)`; the condition is affine or data."""
 
@@ -386,10 +434,10 @@ class Reduction(Expr):
     init:    the value of a reduction over nothing, taken in once
     dtype:   of the accumulator and the result
     combine: for "custom": an expression over the placeholders a and b
-    count:   for "mean": the number of points where it is known
+    known:   for "mean" the number of points, for "argmax" and "argmin" the extremum, where they are at hand
     """
 
-    __slots__ = ("body", "combine", "count", "dtype", "indices", "init", "kind", "where")
+    __slots__ = ("body", "combine", "dtype", "indices", "init", "kind", "known", "where")
 
     def __init__(
         self,
@@ -401,15 +449,15 @@ class Reduction(Expr):
         init: Expr | None = None,
         dtype: DType | None = None,
         combine: Expr | None = None,
-        count: Expr | None = None,
+        known: Expr | None = None,
     ) -> None:
         super().__init__()
         self.kind, self.body, self.indices = kind, body, indices
         self.where, self.init, self.dtype = where, init, dtype
-        self.combine, self.count = combine, count
+        self.combine, self.known = combine, known
 
     def children(self) -> tuple[Expr, ...]:
-        return tuple(e for e in (self.body, self.where, self.init, self.combine, self.count) if e is not None)
+        return tuple(e for e in (self.body, self.where, self.init, self.combine, self.known) if e is not None)
 
 
 class InScope(Expr):
@@ -432,7 +480,7 @@ def try_expr(value: object) -> Expr | None:
     if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
         return Literal(value)
     if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "biuf":
-        return Literal(value[()])
+        return Literal(value.dtype.type(value.item()))
     as_element = getattr(value, "_as_element", None)
     element = as_element() if as_element is not None else None
     return element if isinstance(element, Expr) else None
@@ -450,41 +498,38 @@ def as_expr(value: object, place: str = "here") -> Expr:
         why = f"A whole tensor of rank {rank} stands where one value per index belongs."
         fix = f"subscript it: {value!r}[{', '.join('ijklmn'[:rank])}]."
     else:
-        why, fix = f"{type(value).__name__} is not a number, an index, a size or an element of a tensor.", ""
+        why = f"{type(value).__name__} is not a number, an index, a size or an element of a tensor."
+        fix = "compute with numbers, indices, sizes and elements such as x[i]."
     raise DefinitionError(f"cannot use {type(value).__name__} {place}", where=user_span(), why=why, fix=fix)
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
-    """The expression and everything below it, parents first; without recursion, so depth does not matter."""
-    stack = [expr]
+    """The expression and everything below it, parents first, shared parts once; depth does not matter."""
+    stack, seen = [expr], set()
     while stack:
         node = stack.pop()
-        yield node
-        stack.extend(reversed(node.children()))
+        if node not in seen:
+            seen.add(node)
+            yield node
+            stack.extend(reversed(node.children()))
 
 
 def free_indices(expr: Expr) -> tuple[Index, ...]:
     """The indices that no reduction inside binds, in order of first appearance."""
     found: dict[Index, None] = {}
-    _collect_free(expr, frozenset(), found)
-    return tuple(found)
-
-
-def _collect_free(expr: Expr, bound: frozenset[Index], found: dict[Index, None]) -> None:
-    stack = [(expr, bound)]
+    seen: set[tuple[Expr, frozenset[Index]]] = set()
+    stack: list[tuple[Expr, frozenset[Index]]] = [(expr, frozenset())]
     while stack:
-        node, inside = stack.pop()
-        if isinstance(node, Index):
-            if node not in inside:
-                found[node] = None
+        node, bound = stack.pop()
+        if (node, bound) in seen:
             continue
-        if isinstance(node, Reduction):
-            within = inside | frozenset(node.indices)
-            outer = [] if node.init is None else [(node.init, inside)]
-            inner = [(child, within) for child in node.children() if child is not node.init]
-            stack.extend(reversed(inner + outer))
-            continue
-        stack.extend((child, inside) for child in reversed(node.children()))
+        seen.add((node, bound))
+        if isinstance(node, Index) and node not in bound:
+            found[node] = None
+        inner = bound | frozenset(node.indices) if isinstance(node, Reduction) else bound
+        outer = node.init if isinstance(node, Reduction) else None
+        stack.extend((child, bound if child is outer else inner) for child in reversed(node.children()))
+    return tuple(found)
 
 
 Build = Callable[..., Expr]

@@ -7,7 +7,7 @@ or with constant offsets, and says None wherever isl would be needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyopt.dsl import affine as af
@@ -61,9 +61,9 @@ def _definition_extents(definition: Definition, busy: frozenset[Handle]) -> Exte
     return tuple(None if value is None else value + 1 for value in greatest)
 
 
-def _affine(expr: object, scope: Scope) -> Affine | None:
+def _affine(expr: Expr, scope: Scope) -> Affine | None:
     try:
-        return affine_of(expr, scope)  # type: ignore[arg-type]  # only expressions reach this
+        return affine_of(expr, scope)
     except NotAffine:
         return None
 
@@ -131,7 +131,7 @@ class _Ranges:
 
 
 def _constraints(
-    definition: Definition, nodes: list[object], scope: Scope, busy: frozenset[Handle]
+    definition: Definition, nodes: Sequence[Expr], scope: Scope, busy: frozenset[Handle]
 ) -> Iterator[tuple[Affine, Affine, bool]]:
     """Each affine subscript with the extent it indexes; False where a boundary lets it leave the box."""
     reads = [(n.tensor, n.subscripts, n.boundary is None) for n in nodes if isinstance(n, Element)]

@@ -98,7 +98,7 @@ def erf(x: object) -> Any:
     return _apply("erf", x)
 
 
-def abs(x: object) -> Any:
+def abs(x: object) -> Any:  # noqa: A001  # the language's name
     return _apply("abs", x)
 
 
@@ -110,7 +110,7 @@ def ceil(x: object) -> Any:
     return _apply("ceil", x)
 
 
-def round(x: object) -> Any:
+def round(x: object) -> Any:  # noqa: A001  # the language's name
     """The nearest integer, half to even."""
     return _apply("round", x)
 

@@ -41,7 +41,7 @@ class _Points:
         return value if self.data is None else ir.Op("select", (self.data, value, neutral), neutral.dtype)
 
     def reduce(
-        self, name: ReducerName, body: ir.Expr, neutral: ir.Const | None, combine: ir.Expr | None = None
+        self, name: ReducerName, body: ir.Expr, neutral: ir.Const | None, combine: ir.Combine | None = None
     ) -> ir.Expr:
         dtype = body.dtype
         return ir.Reduce(ir.Reducer(name, dtype, neutral, combine), body, self.axes, dtype, self.guard, self.span)
@@ -91,7 +91,7 @@ def as_axis(index: Index, scope: Scope) -> ir.Axis:
     return ir.Axis(scope.axes[index], lower, upper)
 
 
-# --- sums and products --------------------------------------------------------------------------------------------------
+# --- sums and products -----------------------------------------------------------------------------------------------
 
 
 def accumulated(
@@ -147,15 +147,15 @@ def _count(build: Builder, expr: Reduction, points: _Points) -> ir.Expr:
 
     The count reads what the sum reads, and keeps nothing of it, since the reads are what give its axes their ranges.
     """
-    if expr.count is not None:
-        return build.build(expr.count, points.scope).node
+    if expr.known is not None:
+        return build.build(expr.known, points.scope).node
     extents = [index_extent(points.body, index, points.scope) for index in expr.indices]
     known = [extent for extent in extents if extent is not None]
     if points.guard == af.TRUE and points.data is None and len(known) == len(extents):
         return _product(known)
     zero = ir.Const(0, i64)
     read = ir.Cast(build.build(points.body, points.scope).node, i64)
-    one = ir.Op("select", (ir.Const(True, bool_), ir.Const(1, i64), read), i64)
+    one: ir.Expr = ir.Op("select", (ir.Const(True, bool_), ir.Const(1, i64), read), i64)
     return points.reduce("sum", points.kept(one, zero), zero)
 
 
@@ -166,7 +166,7 @@ def _product(extents: Sequence[af.Affine]) -> ir.Expr:
     return product
 
 
-# --- maxima and minima --------------------------------------------------------------------------------------------------
+# --- maxima and minima -----------------------------------------------------------------------------------------------
 
 
 def _extremum(
@@ -213,7 +213,7 @@ def _empty_data(expr: Reduction) -> DefinitionError:
     )
 
 
-# --- positions -----------------------------------------------------------------------------------------------------------
+# --- positions -------------------------------------------------------------------------------------------------------
 
 
 def _position(build: Builder, expr: Reduction, points: _Points) -> Typed:
@@ -227,8 +227,11 @@ def _position(build: Builder, expr: Reduction, points: _Points) -> Typed:
         return Typed(ir.IndexValue(af.constant(0), i64), i64)
     dtype = concrete(natural.type)
     worst = extreme(name, dtype)
-    values = inner.kept(build.convert(natural, dtype, expr.span), worst)
-    best = inner.reduce(name, values, worst if expr.init is not None else None)
+    if expr.known is not None:
+        best = build.convert(build.build(expr.known, points.scope), dtype, expr.span)
+    else:
+        values = inner.kept(build.convert(natural, dtype, expr.span), worst)
+        best = inner.reduce(name, values, worst if expr.init is not None else None)
     return Typed(_first(build, expr, points, best, dtype), i64)
 
 
@@ -272,7 +275,7 @@ def _needs_extent(expr: Reduction, index: Index) -> DefinitionError:
     )
 
 
-# --- custom -----------------------------------------------------------------------------------------------------------------
+# --- custom ----------------------------------------------------------------------------------------------------------
 
 
 def _custom(build: Builder, expr: Reduction, points: _Points) -> Typed:
@@ -283,7 +286,12 @@ def _custom(build: Builder, expr: Reduction, points: _Points) -> Typed:
     dtype, combine = _combine(build, expr.combine, expr.dtype or concrete(type_), points.scope)
     neutral = None if start is None else build.convert(start, dtype, expr.span)
     if neutral is not None and not isinstance(neutral, ir.Const):
-        raise DefinitionError("init= of po.reduce must be a number", where=expr.span, why="It is the neutral element.")
+        raise DefinitionError(
+            "init= of po.reduce must be a number",
+            where=expr.span,
+            why="It is the neutral element.",
+            fix="combine anything else with the result afterwards.",
+        )
     if points.data is not None and neutral is None:
         raise _empty_data(expr)
     value = build.convert(natural, dtype, expr.span)
@@ -292,7 +300,7 @@ def _custom(build: Builder, expr: Reduction, points: _Points) -> Typed:
     return Typed(points.reduce("custom", body, neutral, combine), dtype if known else UNKNOWN)
 
 
-def _combine(build: Builder, expr: Expr, dtype: DType, scope: Scope) -> tuple[DType, ir.Expr]:
+def _combine(build: Builder, expr: Expr, dtype: DType, scope: Scope) -> tuple[DType, ir.Combine]:
     """The function typed so that its result has the dtype of its operands."""
     while True:
         build.placeholders.update(a=dtype, b=dtype)
@@ -300,5 +308,23 @@ def _combine(build: Builder, expr: Expr, dtype: DType, scope: Scope) -> tuple[DT
         value = build.build(expr, scope)
         wider = promote(dtype, concrete(value.type)) if isinstance(value.type, DType) else dtype
         if wider == dtype:
-            return dtype, build.convert(value, dtype, expr.span)
+            return dtype, _as_combine(build.convert(value, dtype, expr.span), expr)
         dtype = wider
+
+
+def _as_combine(node: ir.Expr, expr: Expr) -> ir.Combine:
+    """The function's expression, which is made of its two values and numbers alone."""
+    match node:
+        case ir.Const() | ir.Var():
+            return node
+        case ir.Cast(arg, dtype):
+            return ir.Cast(_as_combine(arg, expr), dtype)
+        case ir.Op(name, args, dtype):
+            return ir.Op(name, tuple(_as_combine(arg, expr) for arg in args), dtype)
+        case _:
+            raise DefinitionError(
+                "the function of po.reduce uses more than its two values",
+                where=expr.span,
+                why="It combines partial results in any order, and they belong to no index.",
+                fix="put indices and elements of tensors into the expression that is reduced.",
+            )

@@ -37,6 +37,17 @@ class NeedsSizes(DefinitionError):
     """The definition is affine once the sizes are numbers: it has a product of sizes, or of a size and an index."""
 
 
+class InnerSizes(dict[str, Affine]):
+    """What the names of sizes mean in an inlined op.
+
+    unknown: sizes whose extent is not plain yet, with the tensor that has it
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unknown: dict[str, str] = {}
+
+
 class NotAffine(Exception):
     """Why an expression is not affine. Never leaves `dsl`.
 
@@ -78,13 +89,15 @@ def affine_of(expr: Expr, scope: Scope) -> Affine:
         case Index():
             return af.axis(_axis_of(expr, scope))
         case Size(name=name):
-            return scope.sizes.get(name, af.size(name))
+            return _size_of(name, expr, scope)
         case AffineSize(affine=affine):
             return affine
         case InScope(body=body, sizes=sizes):
             return affine_of(body, scope.of_sizes(sizes))
         case Call(name=name, args=args):
             return _affine_call(expr, name, args, scope)
+        case Number():
+            raise NotAffine(f"'{source_text(expr)}' is not an integer.", expr.span)
         case _:
             raise NotAffine(f"'{source_text(expr)}' is data.", expr.span)
 
@@ -99,6 +112,18 @@ def _axis_of(index: Index, scope: Scope) -> str:
         fix=f"put '{index.name}' on the left side, or reduce over it with po.sum(..., {index.name}).",
         facts={"index": index.name},
     )
+
+
+def _size_of(name: str, expr: Expr, scope: Scope) -> Affine:
+    if isinstance(scope.sizes, InnerSizes) and name in scope.sizes.unknown:
+        raise DefinitionError(
+            f"size '{name}' of the inlined op is not known here",
+            where=expr.span,
+            why=f"It is the extent of '{scope.sizes.unknown[name]}', which follows from ranges that are found later.",
+            fix=f"give the tensor its shape: po.tensor('{scope.sizes.unknown[name]}', shape=(...)).",
+            facts={"size": name},
+        )
+    return scope.sizes.get(name, af.size(name))
 
 
 def _affine_call(expr: Call, name: str, args: tuple[Expr, ...], scope: Scope) -> Affine:
@@ -121,7 +146,9 @@ def _affine_call(expr: Call, name: str, args: tuple[Expr, ...], scope: Scope) ->
         )
         raise NotAffine(reason, expr.span, needs_sizes=sizes_only)
     if right.constant == 0:
-        raise DefinitionError(f"'{source_text(expr)}' divides by zero", where=expr.span)
+        raise DefinitionError(
+            f"'{source_text(expr)}' divides by zero", where=expr.span, fix="divide by a constant other than 0."
+        )
     return left // right.constant if name == "floordiv" else left % right.constant
 
 
@@ -213,7 +240,9 @@ def extent_of(expr: Expr, sizes: Mapping[str, Affine], what: str) -> Affine:
     try:
         return affine_of(expr, size_scope(sizes))
     except NotAffine as problem:
-        raise refusal(problem, f"{what} is not affine in sizes") from None
+        raise refusal(
+            problem, f"{what} is not affine in sizes", "use integers, sizes, and sums of sizes times constants."
+        ) from None
 
 
 def refusal(problem: NotAffine, what: str, fix: str = "") -> DefinitionError:

@@ -19,7 +19,7 @@ from polyopt.dtypes import i64
 from polyopt.errors import DefinitionError
 
 
-def sum(
+def sum(  # noqa: A001  # the language's name
     e: object,
     over: object = None,
     *,
@@ -47,7 +47,7 @@ def prod(
     return _reduce("prod", e, over, axis, keepdims, where, init, dtype)
 
 
-def max(
+def max(  # noqa: A001  # the language's name
     e: object,
     over: object = None,
     *,
@@ -60,7 +60,7 @@ def max(
     return _reduce("max", e, over, axis, keepdims, where, init, None)
 
 
-def min(
+def min(  # noqa: A001  # the language's name
     e: object,
     over: object = None,
     *,
@@ -73,12 +73,12 @@ def min(
     return _reduce("min", e, over, axis, keepdims, where, init, None)
 
 
-def any(e: object, over: object = None, *, axis: object = None, keepdims: bool = False, where: object = None) -> Any:
+def any(e: object, over: object = None, *, axis: object = None, keepdims: bool = False, where: object = None) -> Any:  # noqa: A001  # the language's name
     """Whether `e` is true (not 0) somewhere."""
     return _reduce("any", e, over, axis, keepdims, where, None, None)
 
 
-def all(e: object, over: object = None, *, axis: object = None, keepdims: bool = False, where: object = None) -> Any:
+def all(e: object, over: object = None, *, axis: object = None, keepdims: bool = False, where: object = None) -> Any:  # noqa: A001  # the language's name
     """Whether `e` is true (not 0) everywhere."""
     return _reduce("all", e, over, axis, keepdims, where, None, None)
 
@@ -183,7 +183,7 @@ def _indices(kind: str, over: object, body: Expr) -> tuple[Index, ...]:
     )
 
 
-# --- whole tensors --------------------------------------------------------------------------------------------------------
+# --- whole tensors ---------------------------------------------------------------------------------------------------
 
 
 def _over_axes(
@@ -239,8 +239,21 @@ def _value(
         "init": None if init is None else as_expr(init, "as init="),
         "dtype": None if dtype is None else as_dtype(dtype),
     }
-    count = _count(tensor, indices, over) if kind == "mean" and where is None else None
-    return Reduction(kind, element, over, combine=combine, count=count, **options)
+    known = _known(kind, element, indices, over) if where is None and init is None else None
+    return Reduction(kind, element, over, combine=combine, known=known, **options)
+
+
+def _known(kind: str, element: Element, indices: tuple[Index, ...], over: tuple[Index, ...]) -> Expr | None:
+    """What a mean or a position needs apart from its own pass: the number of points, or a tensor of the extrema."""
+    if kind == "mean":
+        return _count(element.tensor, indices, over)
+    if kind not in ("argmax", "argmin"):
+        return None
+    kept = tuple(index for index in indices if index not in set(over))
+    extremum = kind.removeprefix("arg")
+    best = element.tensor.state.new_tensor(f"{kind}_{extremum}", rank=len(kept))
+    best.state.define(best, kept, Reduction(extremum, element, over))
+    return Element(best, kept)
 
 
 def _count(tensor: Handle, indices: tuple[Index, ...], over: tuple[Index, ...]) -> Expr | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from polyopt.dsl.expr import Element, Expr, free_indices, try_expr
 from polyopt.dsl.recognise import source_text
+from polyopt.dsl.signature import Signature
 from polyopt.dsl.state import Handle, State, sugar_indices
 from polyopt.errors import DefinitionError, Span
 
@@ -40,29 +41,35 @@ class Structure:
         return self.make(built)
 
 
-def flatten(value: object, span: Span) -> tuple[list[Any], Structure]:
+def flatten(value: object, signature: Signature) -> tuple[list[Any], Structure]:
     """The leaves of what the function returned, and how to put them together again."""
     if isinstance(value, dict):
         keys = tuple(value)
-        return _flatten_parts(list(value.values()), lambda parts: dict(zip(keys, parts, strict=True)), span)
+        return _flatten_parts(list(value.values()), lambda parts: dict(zip(keys, parts, strict=True)), signature)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _flatten_parts(list(value), type(value)._make, span)  # type: ignore[attr-defined]  # a named tuple
+        return _flatten_parts(list(value), type(value)._make, signature)  # type: ignore[attr-defined]  # a named tuple
     if isinstance(value, tuple | list):
-        return _flatten_parts(list(value), type(value), span)
+        return _flatten_parts(list(value), type(value), signature)
     if value is None:
         raise DefinitionError(
-            "the op returns nothing",
-            where=span,
+            f"op '{signature.name}' returns nothing",
+            where=signature.span,
             why="Its function has no return statement, or a bare one.",
             fix="return the tensor, or a tuple or dict of tensors.",
         )
     return [value], Structure()
 
 
-def _flatten_parts(values: list[object], make: Callable[[list[Any]], Any], span: Span) -> tuple[list[Any], Structure]:
+def _flatten_parts(
+    values: list[object], make: Callable[[list[Any]], Any], signature: Signature
+) -> tuple[list[Any], Structure]:
     if not values:
-        raise DefinitionError("the op returns an empty container", where=span, fix="return at least one tensor.")
-    flat = [flatten(value, span) for value in values]
+        raise DefinitionError(
+            f"op '{signature.name}' returns an empty container",
+            where=signature.span,
+            fix="return at least one tensor.",
+        )
+    flat = [flatten(value, signature) for value in values]
     return [leaf for leaves, _ in flat for leaf in leaves], Structure(make, tuple(structure for _, structure in flat))
 
 

@@ -30,7 +30,7 @@ from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle, check_rank, sugar_indices
 from polyopt.errors import DefinitionError, DTypeError, ShapeError
 
-# --- subscripts -------------------------------------------------------------------------------------------------------
+# --- subscripts ------------------------------------------------------------------------------------------------------
 
 
 def subscript(tensor: Handle, key: object, boundary: Boundary | None) -> Expr | Handle:
@@ -69,6 +69,7 @@ def subscript_expr(part: object, tensor: Handle) -> Expr:
             f"'{tensor.name}' cannot be subscripted by {part!r}",
             where=user_span(),
             why="A subscript is an integer.",
+            fix="convert it with int(...), or divide with //.",
             facts={"tensor": tensor.name},
         )
     expr = try_expr(part)
@@ -83,7 +84,11 @@ def subscript_expr(part: object, tensor: Handle) -> Expr:
             facts={"tensor": tensor.name, "subscript": part.name},
         )
     if isinstance(part, str):
-        raise DefinitionError(f"'{tensor.name}' cannot be subscripted by a string", where=user_span())
+        raise DefinitionError(
+            f"'{tensor.name}' cannot be subscripted by a string",
+            where=user_span(),
+            fix="subscript by indices, integers and sizes.",
+        )
     return as_expr(part, f"as a subscript of '{tensor.name}'")
 
 
@@ -91,19 +96,23 @@ def _from_the_end(tensor: Handle, exprs: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Negative numbers count from the end, as in NumPy, where no index takes part: there `-1` is a position."""
     if any(not isinstance(expr, Literal) and free_indices(expr) for expr in exprs):
         return exprs
-    if not any(isinstance(expr, Literal) and expr.value < 0 for expr in exprs):
+    if not any(_is_negative(expr) for expr in exprs):
         return exprs
     extents = known_extents(tensor)
     return tuple(_counted(e, extent) for e, extent in zip(exprs, extents, strict=False)) if extents else exprs
 
 
 def _counted(expr: Expr, extent: Affine | None) -> Expr:
-    if isinstance(expr, Literal) and expr.value < 0 and extent is not None:
+    if isinstance(expr, Literal) and _is_negative(expr) and extent is not None:
         return AffineSize(extent + int(expr.value))
     return expr
 
 
-# --- slices -------------------------------------------------------------------------------------------------------------
+def _is_negative(expr: Expr) -> bool:
+    return isinstance(expr, Literal) and int(expr.value) < 0
+
+
+# --- slices ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +126,7 @@ class _Range:
 
 def _slice(tensor: Handle, parts: tuple[object, ...], boundary: Boundary | None) -> Handle:
     parts = _without_ellipsis(tensor, parts)
-    extents = known_extents(tensor) if boundary is None else (None,) * rank_of(tensor)
+    extents = known_extents(tensor)
     subscripts: list[Expr] = []
     left: list[Index] = []
     for part in parts:
@@ -128,7 +137,8 @@ def _slice(tensor: Handle, parts: tuple[object, ...], boundary: Boundary | None)
             left.append(index)
             subscripts.append(expr)
         else:
-            subscripts.append(_fixed(tensor, part, extents[len(subscripts)]))
+            extent = extents[len(subscripts)] if boundary is None else None
+            subscripts.append(_fixed(tensor, part, extent))
     result = tensor.state.new_tensor(f"{tensor.name}_slice", rank=len(left))
     result.state.define(result, tuple(left), Element(tensor, tuple(subscripts), boundary))
     return result
@@ -138,7 +148,9 @@ def _without_ellipsis(tensor: Handle, parts: tuple[object, ...]) -> tuple[object
     count = sum(part is not None and part is not Ellipsis for part in parts)
     where = [n for n, part in enumerate(parts) if part is Ellipsis]
     if len(where) > 1:
-        raise DefinitionError("a subscript can have one ellipsis", where=user_span())
+        raise DefinitionError(
+            "a subscript can have one ellipsis", where=user_span(), fix="write the other dimensions as ':'."
+        )
     if tensor.rank is None and not where:
         tensor.rank = count
     missing = rank_of(tensor) - count
@@ -167,7 +179,7 @@ def _sliced(
     tensor: Handle, part: slice, extent: Affine | None, position: int, boundary: Boundary | None
 ) -> tuple[Index, Expr]:
     (name,) = (index.name for index in sugar_indices(1, position))
-    if part == slice(None) and boundary is None:
+    if part.start is None and part.stop is None and part.step is None:
         index = Index(name)
         return index, index
     found = _slice_range(tensor, part, extent, boundary)
@@ -198,7 +210,9 @@ def _step(step: object) -> int:
         return 1
     if isinstance(step, int | np.integer) and step != 0:
         return int(step)
-    raise DefinitionError("the step of a slice must be a number other than 0", where=user_span())
+    raise DefinitionError(
+        "the step of a slice must be a number other than 0", where=user_span(), fix="x[::2], or x[::-1]."
+    )
 
 
 def _bound(tensor: Handle, bound: object, extent: Affine | None, boundary: Boundary | None) -> Affine | None:
@@ -210,6 +224,7 @@ def _bound(tensor: Handle, bound: object, extent: Affine | None, boundary: Bound
             f"the bound '{source_text(expr)}' of a slice of '{tensor.name}' is not affine in sizes",
             where=user_span(),
             fix="slice by numbers and sizes, or write the equation with indices.",
+            facts={"tensor": tensor.name},
         )
     return extent_of(expr, tensor.state.sizes, "the bound of a slice")
 
@@ -224,7 +239,7 @@ def _clip(bound: Affine, extent: Affine | None, step: int) -> Affine:
     return bound
 
 
-# --- extents ------------------------------------------------------------------------------------------------------------
+# --- extents ---------------------------------------------------------------------------------------------------------
 
 
 def as_size(extent: Affine) -> AffineSize | int:
@@ -260,14 +275,21 @@ def as_dims(tensor_sizes: Any, shape: object) -> tuple[Affine, ...]:
 def _as_dim(part: object, sizes: Any) -> Affine:
     expr = Size(part) if isinstance(part, str) else as_expr(part, "as an extent")
     if is_data(expr) or free_indices(expr):
-        raise DefinitionError("an extent must be made of sizes and numbers", where=user_span())
+        raise DefinitionError(
+            "an extent must be made of sizes and numbers", where=user_span(), fix="shape=(N, 3) with N = po.size('N')."
+        )
     extent = extent_of(expr, sizes, "an extent")
     if extent.is_constant and extent.constant < 0:
-        raise ShapeError(f"an extent cannot be negative: {extent}", where=user_span())
+        raise ShapeError(
+            f"an extent cannot be negative: {extent}",
+            where=user_span(),
+            fix="use 0 or more.",
+            facts={"extent": str(extent)},
+        )
     return extent
 
 
-# --- rearranging --------------------------------------------------------------------------------------------------------
+# --- rearranging -----------------------------------------------------------------------------------------------------
 
 
 def transpose(tensor: Handle, *axes: Any) -> Handle:
@@ -280,6 +302,7 @@ def transpose(tensor: Handle, *axes: Any) -> Handle:
         raise ShapeError(
             f"transpose of '{tensor.name}' by {tuple(axes)} is not a permutation of its {rank} dimensions",
             where=user_span(),
+            fix="name each dimension once, as in x.transpose(1, 0).",
             facts={"axes": tuple(axes), "rank": rank},
         )
     indices = sugar_indices(rank)
@@ -296,6 +319,7 @@ def normal_axis(axis: object, rank: int) -> int:
     raise ShapeError(
         f"there is no axis {axis!r} in a tensor of {rank} dimension{'s' * (rank != 1)}",
         where=user_span(),
+        fix=f"an axis is an integer from {-rank} to {rank - 1}." if rank else "leave axis= out.",
         facts={"axis": axis, "rank": rank},
     )
 
@@ -328,7 +352,7 @@ def _new_shape(tensor: Handle, old: Sequence[Affine], shape: Sequence[object]) -
     free = [n for n, part in enumerate(shape) if isinstance(part, int | np.integer) and part == -1]
     dims = [af.constant(1) if n in free else _as_dim(part, tensor.state.sizes) for n, part in enumerate(shape)]
     if len(free) > 1:
-        raise ShapeError("reshape can leave one extent as -1", where=user_span())
+        raise ShapeError("reshape can leave one extent as -1", where=user_span(), fix="write the others down.")
     if free:
         dims[free[0]] = _quotient(tensor, list(old), [d for n, d in enumerate(dims) if n not in free])
     elif not _same_count(old, dims):
@@ -336,6 +360,7 @@ def _new_shape(tensor: Handle, old: Sequence[Affine], shape: Sequence[object]) -
             f"'{tensor.name}' with shape ({_text(old)}) cannot be reshaped to ({_text(dims)})",
             where=user_span(),
             why="The numbers of elements differ.",
+            fix="leave one extent as -1.",
             facts={"tensor": tensor.name},
         )
     return tuple(dims)
@@ -355,8 +380,9 @@ def _quotient(tensor: Handle, old: list[Affine], others: list[Affine]) -> Affine
     exact = all(value % divisor.constant == 0 for value in (total.constant, *(c for _, c in total.terms)))
     if not exact and total.is_constant:
         raise ShapeError(
-            f"'{tensor.name}' with {total} elements cannot be reshaped with extents of {divisor} elements",
+            f"'{tensor.name}' with {total} elements cannot be reshaped to multiples of {divisor}",
             where=user_span(),
+            fix="choose extents whose product divides the number of elements.",
         )
     if not exact:
         raise _needs_sizes("whether the extents divide depends on sizes")
@@ -435,7 +461,7 @@ def _text(extents: Extents | Sequence[Affine]) -> str:
     return ", ".join(str(extent) for extent in extents)
 
 
-# --- joining ------------------------------------------------------------------------------------------------------------
+# --- joining ---------------------------------------------------------------------------------------------------------
 
 
 def concatenate(tensors: Sequence[Handle], axis: int = 0) -> Handle:
@@ -477,7 +503,7 @@ def _pieces(tensors: Sequence[Handle], what: str) -> list[Handle]:
     raise DefinitionError(f"po.{what} takes a list of tensors", where=user_span(), fix=f"po.{what}([a, b]).")
 
 
-# --- contraction --------------------------------------------------------------------------------------------------------
+# --- contraction -----------------------------------------------------------------------------------------------------
 
 
 def matmul(left: object, right: object) -> Handle:

@@ -7,16 +7,18 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
+from typing import Literal as OneOf
 
 import numpy as np
 
-from polyopt.dsl.expr import Expr, Size, try_expr
+from polyopt.dsl.expr import Call, Expr, Literal, Size, try_expr, walk
+from polyopt.dsl.recognise import source_text
 from polyopt.dsl.spans import function_span
 from polyopt.dtypes import DType, TensorType
 from polyopt.errors import DefinitionError, Span
 
-ParameterKind = Literal["tensor", "scalar", "constant", "unannotated"]
+ParameterKind = OneOf["tensor", "scalar", "constant", "unannotated"]
 
 _CONSTANT_TYPES = (int, bool, float, complex, str, bytes, tuple, list, dict, set, frozenset, type(None))
 
@@ -29,6 +31,7 @@ class Parameter:
                 follows the argument
     dtype:      of a tensor or run-time scalar
     dims:       of a tensor: expressions over sizes; empty for a scalar
+    constant_type: of a constant: the annotated type; None for `self`
     default:    `inspect.Parameter.empty` where there is none
     python_kind: as in `inspect.Parameter.kind`
     """
@@ -39,6 +42,7 @@ class Parameter:
     dims: tuple[Expr, ...]
     default: object
     python_kind: Any
+    constant_type: Any = None
 
     @property
     def has_default(self) -> bool:
@@ -98,7 +102,8 @@ def _parameter(
     kind, dtype, dims = _classify(annotation, name, span)
     if position == 0 and kind == "unannotated" and name in ("self", "cls") and "." in function.__qualname__:
         kind = "constant"
-    return Parameter(name, kind, dtype, dims, parameter.default, parameter.kind)
+    constant_type = annotation if kind == "constant" and annotation in _CONSTANT_TYPES else None
+    return Parameter(name, kind, dtype, dims, parameter.default, parameter.kind, constant_type)
 
 
 def _classify(annotation: object, name: str, span: Span) -> tuple[ParameterKind, DType | None, tuple[Expr, ...]]:
@@ -118,9 +123,9 @@ def _dim(dim: object, name: str, span: Span) -> Expr:
     if isinstance(dim, str) and dim.isidentifier():
         return Size(dim)
     expr = None if isinstance(dim, float | bool | np.floating) else try_expr(dim)
-    if expr is None:
+    if expr is None or not all(isinstance(node, Size | Call | Literal) for node in walk(expr)):
         raise DefinitionError(
-            f"{dim!r} in the annotation of '{name}' is not a size",
+            f"'{dim}' in the annotation of '{name}' is not a size",
             where=span,
             why="An extent is a size, the name of one, an integer, or an affine expression of these.",
             fix="f32[M, K] with M, K = po.sizes('M K'), or f32['M', 'K'].",
@@ -130,8 +135,6 @@ def _dim(dim: object, name: str, span: Span) -> Expr:
 
 
 def _parameter_text(parameter: Parameter) -> str:
-    from polyopt.dsl.recognise import source_text
-
     if parameter.dtype is None:
         text = parameter.name if parameter.kind == "unannotated" else f"{parameter.name}: constant"
     elif parameter.kind == "scalar":
@@ -141,7 +144,7 @@ def _parameter_text(parameter: Parameter) -> str:
     return text + (f" = {parameter.default}" if parameter.has_default else "")
 
 
-# --- string annotations -------------------------------------------------------------------------------------------------
+# --- string annotations ----------------------------------------------------------------------------------------------
 
 
 def _annotations(function: Callable[..., object], python: inspect.Signature, span: Span) -> Mapping[str, object]:
@@ -160,7 +163,7 @@ def _annotations(function: Callable[..., object], python: inspect.Signature, spa
 def _evaluate(text: str, names: Mapping[str, object], parameter: str, span: Span) -> object:
     try:
         return eval(text, {**names})  # noqa: S307  # the user's own annotation, as Python itself would evaluate it
-    except PolyoptNames as problem:
+    except _UNREADABLE as problem:
         raise DefinitionError(
             f"the annotation '{text}' of '{parameter}' cannot be read",
             where=span,
@@ -170,7 +173,7 @@ def _evaluate(text: str, names: Mapping[str, object], parameter: str, span: Span
         ) from None
 
 
-PolyoptNames = (NameError, AttributeError, SyntaxError, TypeError)
+_UNREADABLE = (NameError, AttributeError, SyntaxError, TypeError)
 
 
 def _visible_names(function: Callable[..., object]) -> dict[str, object]:

@@ -160,7 +160,7 @@ def fresh_name(name: str, taken: set[str]) -> str:
     return f"{name}_{count}"
 
 
-# --- the active trace -------------------------------------------------------------------------------------------
+# --- the active trace ------------------------------------------------------------------------------------------------
 
 _ACTIVE: ContextVar[State | None] = ContextVar("polyopt_trace", default=None)
 

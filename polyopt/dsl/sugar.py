@@ -40,7 +40,7 @@ def softmax(x: object, axis: int = -1) -> Handle:
     return result
 
 
-# --- tensors from nothing -------------------------------------------------------------------------------------------
+# --- tensors from nothing --------------------------------------------------------------------------------------------
 
 
 def zeros(shape: object, dtype: object = f64) -> Handle:
@@ -75,7 +75,9 @@ def arange(start: object, stop: object = None, step: object = 1, dtype: object =
     if any(isinstance(part, float | np.floating) for part in (start, stop, step)):
         return _float_range(state, start, stop, step, dtype)
     if not isinstance(step, int | np.integer) or step == 0:
-        raise DefinitionError("the step of po.arange must be a number other than 0", where=user_span())
+        raise DefinitionError(
+            "the step of po.arange must be a number other than 0", where=user_span(), fix="po.arange(0, N, 2)."
+        )
     (first, last) = (_bound(state, part) for part in (start, stop))
     distance = last - first if step > 0 else first - last
     count = (distance + abs(int(step)) - 1) // abs(int(step))
@@ -89,18 +91,17 @@ def _bound(state: State, part: object) -> Affine:
 
 
 def _float_range(state: State, start: object, stop: object, step: object, dtype: object) -> Handle:
-    if not all(isinstance(part, int | float | np.number) for part in (start, stop, step)):
+    numbers = [float(part) for part in (start, stop, step) if isinstance(part, int | float | np.integer | np.floating)]
+    if len(numbers) < 3:
         raise DefinitionError(
             "po.arange with floats needs numbers",
             where=user_span(),
             why="The number of elements must be known.",
             fix="po.cast(po.arange(N), f64) * step.",
         )
-    values = np.arange(start, stop, step)  # type: ignore[call-overload]  # checked above
-    count = Affine(len(values))
-    return _progression(
-        state, count, Literal(float(start)), Literal(float(step)), f64 if dtype is None else as_dtype(dtype)
-    )  # type: ignore[arg-type]
+    count = Affine(len(np.arange(*numbers)))
+    wanted = f64 if dtype is None else as_dtype(dtype)
+    return _progression(state, count, Literal(numbers[0]), Literal(numbers[2]), wanted)
 
 
 def _progression(state: State, count: Affine, first: Expr, step: Expr, dtype: DType) -> Handle:

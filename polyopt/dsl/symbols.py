@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
+
 from polyopt.dsl import shaping
 from polyopt.dsl.broadcast import elementwise
 from polyopt.dsl.expr import Choice, Expr, Guarded, Index, Size, as_expr
@@ -57,6 +59,10 @@ def _ranged(name: str, bounds: tuple[object, ...], extent: object) -> Index:
 
 
 def _bound(value: object) -> Expr:
+    if isinstance(value, float | np.floating):
+        raise DefinitionError(
+            f"the range of an index cannot end at {value}", where=user_span(), fix="use integers and sizes."
+        )
     return Size(value) if isinstance(value, str) else as_expr(value, "as the bound of an index")
 
 
@@ -102,8 +108,6 @@ def _names(text: object, what: str, count: int | None = None) -> tuple[str, ...]
 
 def as_dtype(dtype: object) -> DType:
     """A dtype from polyopt's, NumPy's, a name, or Python's bool, int and float. Raises `DTypeError`."""
-    import numpy as np
-
     if isinstance(dtype, DType):
         return dtype
     if isinstance(dtype, str) and dtype in (

@@ -26,15 +26,18 @@ class Tensor(Handle):
     def __setitem__(self, key: object, value: object) -> None:
         subscripts = shaping.left_side(self, key)
         if isinstance(value, Accumulation) and _accumulates(value, self, subscripts):
-            kind = "sum" if value.kind == "sum" else "prod"
-            self.state.define(self, subscripts, value.args[1], kind)
+            self.state.define(self, subscripts, value.args[1], "sum" if value.kind == "sum" else "prod")
         else:
             self.state.define(self, subscripts, as_expr(value, f"as the definition of '{self.name}'"))
 
     def pad(self, value: Scalar = 0) -> BoundedTensor:
         """The tensor with `value` outside its box."""
         if not isinstance(as_expr(value), Literal):
-            raise DefinitionError("the value of pad must be a number", where=user_span())
+            raise DefinitionError(
+                "the value of pad must be a number",
+                where=user_span(),
+                fix="choose another value with po.where((0 <= i) & (i < N), x[i], value).",
+            )
         return BoundedTensor(self, Boundary("pad", value))
 
     def clamp(self) -> BoundedTensor:

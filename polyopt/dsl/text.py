@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
+import numpy as np
+
 from polyopt.dsl import affine as af
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine
-from polyopt.dtypes import DType, f64, i64
+from polyopt.dtypes import DType
 
-_INFIX = {
-    "add": ("+", 12), "sub": ("-", 12), "mul": ("*", 13), "truediv": ("/", 13), "floordiv": ("//", 13), "mod": ("%", 13),
-    "pow": ("**", 15), "shl": ("<<", 11), "shr": (">>", 11), "and": ("&", 10), "xor": ("^", 9), "or": ("|", 8),
+_INFIX = {  # operators with their binding strength, as in Python
+    "add": ("+", 12), "sub": ("-", 12), "mul": ("*", 13), "truediv": ("/", 13), "floordiv": ("//", 13),
+    "mod": ("%", 13), "pow": ("**", 15), "shl": ("<<", 11), "shr": (">>", 11), "and": ("&", 10), "xor": ("^", 9),
+    "or": ("|", 8),
     "lt": ("<", 7), "le": ("<=", 7), "gt": (">", 7), "ge": (">=", 7), "eq": ("==", 7), "ne": ("!=", 7),
 }  # fmt: skip
 _PREFIX = {"neg": "-", "not": "~"}
@@ -95,9 +98,16 @@ def _text_and_level(expr: ir.Expr) -> tuple[str, int]:
 def _constant_text(value: bool | int | float, dtype: DType) -> tuple[str, int]:
     """Numbers as Python has them; a dtype that the number does not suggest is in the operands around it."""
     if isinstance(value, float) and dtype.is_float:
-        text = f"{value:g}" if float(f"{value:g}") == value or math.isnan(value) else repr(value)
+        text = _float_text(value, dtype)
         return text, _UNARY_LEVEL if text.startswith("-") else _ATOM_LEVEL
     return str(value), _UNARY_LEVEL if str(value).startswith("-") else _ATOM_LEVEL
+
+
+def _float_text(value: float, dtype: DType) -> str:
+    """The shortest text that names the value in its dtype."""
+    if float(f"{value:g}") == value or not math.isfinite(value):
+        return f"{value:g}"
+    return str(np.float32(value)) if dtype.bits <= 32 else repr(value)
 
 
 def _read_text(read: ir.Read) -> str:
@@ -136,12 +146,7 @@ def _reduce_text(expr: ir.Reduce) -> str:
     if reducer.combine is not None:
         init = "" if reducer.neutral is None else f", init={_constant_text(reducer.neutral.value, reducer.dtype)[0]}"
         return f"reduce(lambda a, b: {expr_text(reducer.combine)}, {expr_text(expr.body)}, {over}{guard}{init})"
-    init = f", init={_constant_text(reducer.neutral.value, reducer.dtype)[0]}" if _has_init(reducer) else ""
+    init = ""
+    if reducer.neutral is not None and reducer.name in ("max", "min"):
+        init = f", init={_constant_text(reducer.neutral.value, reducer.dtype)[0]}"
     return f"{reducer.name}({expr_text(expr.body)}, {over}{guard}{init})"
-
-
-def _has_init(reducer: ir.Reducer) -> bool:
-    return reducer.name in ("max", "min") and reducer.neutral is not None
-
-
-__all__ = ["equation_text", "expr_text", "f64", "i64", "program_text"]

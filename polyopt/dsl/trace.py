@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine
 from polyopt.dsl.elaborate import elaborate
-from polyopt.dsl.expr import Element, Expr, InScope, as_expr, free_indices, try_expr
+from polyopt.dsl.expr import Convert, Element, Expr, InScope, Size, Weakened, free_indices, try_expr, walk
 from polyopt.dsl.extents import known_extents
 from polyopt.dsl.ir import Program
-from polyopt.dsl.recognise import NotAffine, affine_of, extent_of, refusal, size_scope
+from polyopt.dsl.recognise import InnerSizes, NotAffine, affine_of, extent_of, refusal, size_scope
 from polyopt.dsl.results import Structure, as_result, flatten, value_tensor
 from polyopt.dsl.signature import Parameter, Signature
 from polyopt.dsl.spans import user_span
@@ -22,7 +24,9 @@ from polyopt.dsl.verify import verify
 from polyopt.dtypes import DType
 from polyopt.errors import ArgumentError, DefinitionError, ShapeError, Span
 
-Given = Mapping[str, tuple[DType, int] | tuple[DType, int, tuple[bool, ...]]]
+Given = Mapping[
+    str, tuple[DType, int] | tuple[DType, int, tuple[bool, ...]] | tuple[DType, int, tuple[bool, ...], bool]
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +48,7 @@ def trace(
 
     constants: values of the compile-time parameters
     given:     dtype and rank of each unannotated tensor parameter; a third part says which extents are 1, so that
-               NumPy's broadcasting can repeat them
+               NumPy's broadcasting can repeat them, a fourth whether it is a Python number, whose dtype is weak
     sizes:     sizes that are numbers already. A function that multiplies sizes (a flattening reshape) raises
                `NeedsSizes` without them.
 
@@ -58,11 +62,23 @@ def trace(
             arguments.pop(p.name) for p in signature.parameters if p.python_kind == p.python_kind.POSITIONAL_ONLY
         ]
         returned = function(*positional, **arguments)
-        leaves, structure = flatten(returned, signature.span)
+        leaves, structure = flatten(returned, signature)
         results = _as_results(state, leaves, signature.span)
-    program = elaborate(state, parameters, results)
+    program = _elaborate(state, parameters, results, signature)
     verify(program)
     return Traced(program, structure)
+
+
+def _elaborate(state: State, parameters: list[Handle], results: list[Handle], signature: Signature) -> Program:
+    try:
+        return elaborate(state, parameters, results)
+    except RecursionError:
+        raise DefinitionError(
+            f"an expression of op '{signature.name}' is nested too deeply",
+            where=signature.span,
+            why="It has hundreds of operations inside each other.",
+            fix="give parts of it tensors of their own, or sum over an index instead of in a Python loop.",
+        ) from None
 
 
 def _as_results(state: State, leaves: list[Any], span: Span) -> list[Handle]:
@@ -86,13 +102,20 @@ def _arguments(
         tensor = _input(state, parameter, spec)
         parameters.append(tensor)
         is_value = parameter.kind == "scalar" or (parameter.kind == "unannotated" and tensor.rank == 0)
-        arguments[parameter.name] = Element(tensor, ()) if is_value else tensor
+        arguments[parameter.name] = _value(tensor, spec) if is_value else tensor
     return arguments, parameters
+
+
+def _value(tensor: Handle, spec: Any) -> Expr:
+    """A run-time scalar as the function sees it; what was given as a Python number is weak."""
+    if spec is None or len(spec) < 4 or not spec[3]:
+        return Element(tensor, ())
+    return Weakened(Element(tensor, ()), "b" if spec[0].is_bool else "f" if spec[0].is_float else "i")
 
 
 def _constant(parameter: Parameter, constants: Mapping[str, object]) -> object:
     if parameter.name in constants:
-        return constants[parameter.name]
+        return checked_constant(parameter, constants[parameter.name])
     if parameter.has_default:
         return parameter.default
     raise ArgumentError(
@@ -101,6 +124,28 @@ def _constant(parameter: Parameter, constants: Mapping[str, object]) -> object:
         fix=f"pass {parameter.name}=...",
         facts={"parameter": parameter.name},
     )
+
+
+def checked_constant(parameter: Parameter, value: object) -> object:
+    """The value of a compile-time parameter as its annotation has it. Raises `ArgumentError` for another type."""
+    wanted = parameter.constant_type
+    accepted = _ACCEPTED.get(wanted, wanted)
+    if wanted is None or (isinstance(value, accepted) and not (wanted is int and isinstance(value, bool))):
+        return wanted(value) if wanted in _ACCEPTED else value
+    raise ArgumentError(
+        f"parameter '{parameter.name}' is a compile-time {wanted.__name__} and is given {_given_text(value)}",
+        why="It is known when the op is compiled, and decides which equations it has.",
+        fix=f"pass a Python {wanted.__name__}, or annotate the parameter with a dtype to give it at each call.",
+        facts={"parameter": parameter.name, "type": type(value).__name__},
+    )
+
+
+_ACCEPTED: Mapping[object, Any] = {int: int | np.integer, float: int | float | np.number, bool: bool | np.bool_}
+
+
+def _given_text(value: object) -> str:
+    kind = type(value).__name__
+    return f"{value!r}, a {kind}" if isinstance(value, bool | int | float | str | np.generic) else f"a {kind}"
 
 
 def _input(state: State, parameter: Parameter, spec: Any) -> Handle:
@@ -121,7 +166,7 @@ def unannotated_dims(sizes: Mapping[str, Affine], name: str, spec: Any) -> tuple
     )
 
 
-# --- ops calling ops ------------------------------------------------------------------------------------------------
+# --- ops calling ops -------------------------------------------------------------------------------------------------
 
 
 def is_tracing() -> bool:
@@ -140,7 +185,7 @@ def inline(
     state = require("calling an op")
     bound = _bound(signature, args, kwargs)
     outer, span = state.sizes, user_span()
-    sizes: dict[str, Affine] = {}
+    sizes = InnerSizes()
     arguments = {p.name: _inlined(state, p, bound[p.name], outer, span) for p in signature.parameters}
     for parameter in signature.parameters:
         _bind_sizes(state, parameter, arguments[parameter.name], sizes, span)
@@ -149,7 +194,7 @@ def inline(
         positional = [
             arguments.pop(p.name) for p in signature.parameters if p.python_kind == p.python_kind.POSITIONAL_ONLY
         ]
-        leaves, structure = flatten(function(*positional, **arguments), signature.span)
+        leaves, structure = flatten(function(*positional, **arguments), signature)
     finally:
         state.sizes = outer
     return structure.rebuild(
@@ -203,13 +248,21 @@ def _inlined(state: State, parameter: Parameter, value: Any, sizes: Mapping[str,
 def _inlined_value(state: State, parameter: Parameter, expr: Expr, value: Any) -> Any:
     if parameter.kind == "unannotated":
         return expr if isinstance(value, Expr) else value
-    if parameter.dims:
-        as_expr(None, f"for parameter '{parameter.name}', a tensor of rank {len(parameter.dims)}")
-    if free_indices(expr):
-        return expr
+    assert parameter.dtype is not None, "a typed parameter has a dtype"
+    if parameter.kind == "scalar":
+        return Convert(expr, parameter.dtype)
+    free = free_indices(expr)
+    if parameter.dims or free:
+        given = f"a value per index '{free[0].name}'" if free else "a single value"
+        raise ArgumentError(
+            f"parameter '{parameter.name}' is a tensor of rank {len(parameter.dims)} and is given {given}",
+            where=expr.span,
+            fix="define a tensor with these values and pass that.",
+            facts={"parameter": parameter.name},
+        )
     tensor = state.new_tensor(parameter.name, rank=0, dtype=parameter.dtype)
     state.define(tensor, (), expr)
-    return Element(tensor, ()) if parameter.kind == "scalar" else tensor
+    return tensor
 
 
 def _check_inlined_rank(parameter: Parameter, tensor: Handle, rank: int, span: Span | None) -> None:
@@ -219,16 +272,19 @@ def _check_inlined_rank(parameter: Parameter, tensor: Handle, rank: int, span: S
         raise ShapeError(
             f"parameter '{parameter.name}' has rank {rank} and is given '{tensor.name}' of rank {tensor.rank}",
             where=span,
+            fix="slice it or give it another dimension with x[:, None].",
             facts={"parameter": parameter.name, "rank": tensor.rank},
         )
 
 
-def _bind_sizes(state: State, parameter: Parameter, value: Any, sizes: dict[str, Affine], span: Span | None) -> None:
+def _bind_sizes(state: State, parameter: Parameter, value: Any, sizes: InnerSizes, span: Span | None) -> None:
     """Gives the names of sizes in a parameter's annotation their meaning; two meanings of one name must agree."""
     if parameter.kind != "tensor" or not isinstance(value, Handle):
         return
     for position, (dim, extent) in enumerate(zip(parameter.dims, known_extents(value), strict=True)):
         if extent is None:
+            names = (node.name for node in walk(dim) if isinstance(node, Size) and node.name not in sizes)
+            sizes.unknown.update(dict.fromkeys(names, value.name))
             continue
         try:
             wanted = affine_of(dim, size_scope({}))
@@ -238,6 +294,7 @@ def _bind_sizes(state: State, parameter: Parameter, value: Any, sizes: dict[str,
         if len(unsolved) == 1 and wanted.coefficient(unsolved[0]) == 1:
             rest = af.substitute(wanted - af.size(unsolved[0].name), lambda atom: sizes.get(getattr(atom, "name", "")))
             sizes[unsolved[0].name] = extent - rest
+            sizes.unknown.pop(unsolved[0].name, None)
         elif not unsolved:
             _require_equal(state, parameter, position, _in_scope(wanted, sizes), extent, value, span)
 
@@ -254,8 +311,9 @@ def _require_equal(
         state.conditions.append(af.Compare(difference, "=="))
     elif difference.constant:
         raise ShapeError(
-            f"dimension {position} of parameter '{parameter.name}' has extent {wanted} and is given '{tensor.name}' with {extent}",
+            f"dimension {position} of '{parameter.name}' has extent {wanted}, and {extent} in '{tensor.name}'",
             where=span,
+            fix="pass a tensor whose extents fit.",
             facts={"parameter": parameter.name, "dimension": position, "wanted": str(wanted), "given": str(extent)},
         )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
 from typing import Literal
 
 from polyopt.dtypes import DType, bool_, f16, f32, f64, i64, promote
@@ -34,7 +33,10 @@ _ORDER = "bif"
 
 def join(types: Iterable[Type]) -> Type:
     """The common type of operands; unknown ones do not count."""
-    return reduce(_join, types, UNKNOWN)
+    result: Type = UNKNOWN
+    for type_ in types:
+        result = _join(result, type_)
+    return result
 
 
 def _join(left: Type, right: Type) -> Type:

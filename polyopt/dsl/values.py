@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -30,6 +31,8 @@ from polyopt.dsl.expr import (
     Placeholder,
     Reduction,
     Size,
+    Weakened,
+    walk,
 )
 from polyopt.dsl.recognise import (
     COMPARISONS,
@@ -79,14 +82,18 @@ class Reads:
 
 @dataclass(slots=True, eq=False)
 class Names:
-    """The axis names of one equation: one name per index, another one where it is bound again inside itself."""
+    """The axis names of one equation: one name per index, another one where it is bound again inside itself.
 
+    reserved: names of sizes, which axes do not share
+    """
+
+    reserved: frozenset[str] = frozenset()
     given: dict[tuple[Index, int], str] = field(default_factory=dict)
 
     def name(self, index: Index, level: int) -> str:
         key = (index, level)
         if key not in self.given:
-            self.given[key] = fresh_name(index.name, set(self.given.values()))
+            self.given[key] = fresh_name(index.name, {*self.given.values(), *self.reserved})
         return self.given[key]
 
 
@@ -113,10 +120,11 @@ class Builder:
 
     def build(self, expr: Expr, scope: Scope, reads: Reads | None = None) -> Typed:
         """The typed form of `expr`; with `reads`, tensor reads are converted first."""
-        key = (expr, id(scope), reads)
-        if key not in self._memo:
-            self._memo[key] = self._build(expr, scope, reads)
-        return self._memo[key]
+        for part in reversed(_left_chain(expr)):
+            key = (part, id(scope), reads)
+            if key not in self._memo:
+                self._memo[key] = self._build(part, scope, reads)
+        return self._memo[(expr, id(scope), reads)]
 
     def forget(self) -> None:
         """Drops what was built with earlier types of tensors or placeholders."""
@@ -157,6 +165,8 @@ class Builder:
                 return self._choice(expr, scope, reads)
             case Reduction():
                 return self.lower(self, expr, scope, reads)
+            case Weakened(arg=arg, kind=kind):
+                return Typed(self.build(arg, scope).node, WeakType(kind))
             case Placeholder(name=name):
                 type_ = self.placeholders[name]
                 return Typed(ir.Var(name, concrete(type_)), type_)
@@ -165,12 +175,12 @@ class Builder:
                     "po.when must be the whole right side",
                     where=expr.span,
                     why="It restricts where the equation defines its tensor, so it cannot be part of a value.",
-                    fix="y[i] = po.when(condition, whole expression), or choose a value with po.where(condition, a, b).",
+                    fix="y[i] = po.when(condition, all of it), or choose a value with po.where(condition, a, b).",
                 )
             case Call():
                 return self._call(expr, scope, reads)
             case _:
-                raise DefinitionError(f"{type(expr).__name__} cannot be a value", where=expr.span)
+                raise AssertionError(f"{type(expr).__name__} is not an expression")
 
     # --- reads ------------------------------------------------------------------------------------------------
 
@@ -192,8 +202,7 @@ class Builder:
                 raise refusal(
                     problem,
                     f"subscript '{source_text(expr)}' of '{tensor.name}' is not affine in the indices",
-                    "make one of the factors a constant known at compile time (an int parameter), or give the "
-                    "product an index of its own.",
+                    _subscript_fix(expr),
                 ) from None
         value = self.build(expr, scope)
         if not isinstance(value.type, Unknown) and not concrete(value.type).is_integer:
@@ -368,7 +377,7 @@ class Builder:
         return value.node if value.type == dtype or value.node.dtype == dtype else ir.Cast(value.node, dtype)
 
 
-# --- constants ------------------------------------------------------------------------------------------------------
+# --- constants -------------------------------------------------------------------------------------------------------
 
 
 def literal(value: bool | int | float | np.generic) -> Typed:
@@ -448,6 +457,15 @@ def condition_value(condition: af.Condition) -> Typed:
     return Typed(ir.Where(condition, ir.Const(True, bool_), ir.Const(False, bool_), bool_), bool_)
 
 
+def _subscript_fix(expr: Expr) -> str:
+    if any(isinstance(node, Call) and node.name == "truediv" for node in walk(expr)):
+        return "divide with //, which gives an integer."
+    return (
+        "make one of the factors a constant known at compile time (an int parameter), or give the product an index "
+        "of its own."
+    )
+
+
 def _fold_weak(name: str, values: tuple[bool | int | float, ...], operand: WeakType) -> Typed | None:
     """A operation on Python numbers alone, done at once; None where Python would not give a number."""
     try:
@@ -460,10 +478,19 @@ def _fold_weak(name: str, values: tuple[bool | int | float, ...], operand: WeakT
     return literal(kind(value))
 
 
-# --- small questions ------------------------------------------------------------------------------------------------
+# --- small questions -------------------------------------------------------------------------------------------------
 
 _INTEGER_BOOLS = frozenset({"floordiv", "mod", "shl", "shr", "pow"})
 _SMALL = 64
+
+
+def _left_chain(expr: Expr) -> list[Expr]:
+    """The expression and the left operands below it, so that a long sum is built without recursion."""
+    chain = [expr]
+    while isinstance(expr, Call) and expr.name in ("add", "sub", "mul", "maximum", "minimum"):
+        expr = expr.args[0]
+        chain.append(expr)
+    return chain
 
 
 def _as_leaf(value: Typed, reads: Reads | None) -> Typed:
@@ -511,12 +538,7 @@ def _wide_enough(operand: DType, args: tuple[Typed, ...]) -> DType:
 
 
 def _is_small(node: ir.Expr) -> bool:
-    count = 0
-    for _ in ir.walk(node):
-        count += 1
-        if count > _SMALL:
-            return False
-    return True
+    return next(islice(ir.walk(node), _SMALL, None), None) is None
 
 
 def _multiplied(node: ir.Expr, times: int, dtype: DType) -> ir.Expr:
@@ -524,6 +546,3 @@ def _multiplied(node: ir.Expr, times: int, dtype: DType) -> ir.Expr:
     for _ in range(times - 1):
         result = ir.Op("mul", (result, node), dtype)
     return result
-
-
-__all__ = ["Builder", "Names", "Reads", "Typed", "constant", "integer_range", "literal", "recast", "replace"]

@@ -104,7 +104,7 @@ def _value_problems(program: ir.Program, expr: ir.Expr, axes: frozenset[str]) ->
         yield from _value_problems(program, child, inner)
 
 
-def _op_problems(expr: ir.Op) -> Iterator[str]:
+def _op_problems(expr: ir.Op[ir.Expr]) -> Iterator[str]:
     builtin = BUILTINS.get(expr.name)
     if builtin is None or builtin.arity != len(expr.args):
         yield f"'{expr.name}' is not an operation of {len(expr.args)} operands"
