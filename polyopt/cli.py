@@ -8,29 +8,29 @@ import importlib.util
 import os
 import platform
 import shutil
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from tqdm import tqdm
 
-from polyopt import cache, text
+from polyopt import cache, measure, text
+from polyopt.api import Op
 from polyopt.dsl.text import program_text
 from polyopt.errors import ArgumentError, PolyoptError
-from polyopt.loops.ir import Alloc, Block, For, LoopProgram, Stmt, Store, substatements, walk
+from polyopt.loops.ir import LoopProgram
 from polyopt.loops.text import loop_dot, loop_html, loop_json, loop_text
+from polyopt.measure import Case
 from polyopt.runtime import pool
 from polyopt.text import FORMATS, Format
 
 if TYPE_CHECKING:
-    from polyopt.api import Op
     from polyopt.pipeline import Lowering
+    from polyopt.report import Report
 
 STAGES = (
     "program",
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="polyopt", description="Tensor operators as equations, scheduled by polyopt.")
     parser.add_argument("--version", action="version", version=f"polyopt {_installed('polyopt')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_show_schedule, _add_demo, _add_cache, _add_doctor):
+    for add in (_add_show_schedule, _add_demo, _add_bench, _add_cache, _add_doctor):
         add(commands)
     return parser
 
@@ -156,8 +156,6 @@ def load_operator(name: str) -> Op:
     if not colon or not place or not attribute:
         raise ArgumentError(f"'{name}' names no operator", fix="FILE.py:OP, or package.module:op")
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-    from polyopt.api import Op  # here, so that `polyopt cache` starts quickly
-
     operator = getattr(module, attribute, None)
     if not isinstance(operator, Op):
         found = [key for key, value in vars(module).items() if isinstance(value, Op)]
@@ -232,22 +230,23 @@ EXAMPLES = (
 )
 _DEMO_COLUMNS = ("operator", "sizes", "fused", "parallel", "vector", "compile ms", "run ms", "NumPy ms", "checked")
 _NUMERIC_COLUMNS = frozenset({"compile ms", "run ms", "NumPy ms"})
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-4  # f32 sums of a few hundred terms, against NumPy's own f32
-_MEASURE_S, _MEASURE_RUNS = 0.3, 50
 
 
 def _add_demo(commands: Commands) -> None:
     parser = commands.add_parser("demo", help="compile and check the examples, and print a table")
-    parser.add_argument("examples", nargs="*", choices=[*EXAMPLES, []], metavar="EXAMPLE", help=", ".join(EXAMPLES))
+    parser.add_argument("examples", nargs="*", metavar="EXAMPLE", help=", ".join(EXAMPLES))
     parser.set_defaults(run=_demo)
 
 
 def _demo(options: argparse.Namespace) -> None:
+    unknown = [name for name in options.examples if name not in EXAMPLES]
+    if unknown:
+        raise ArgumentError(f"there is no example '{unknown[0]}'", fix=f"one of {', '.join(EXAMPLES)}")
     rows, kept = [], 0
     for name in tqdm(options.examples or EXAMPLES, desc="examples", unit="op", leave=False, disable=None):
-        row, from_cache = _demo_row(_examples_folder() / f"{name}.py")
-        rows.append(row)
-        kept += from_cache
+        case = measure.case(*_load_file(_examples_folder() / f"{name}.py").demo_case())
+        rows.append(_demo_row(case))
+        kept += case.from_cache
     _print_columns(_DEMO_COLUMNS, rows)
     folder = cache.info().folder
     print("\nfused: statements in loop nests; parallel, vector: the axes that run on threads and in lanes")
@@ -258,6 +257,20 @@ def _demo(options: argparse.Namespace) -> None:
         raise SystemExit(EXIT_FAILED)
 
 
+def _demo_row(case: Case) -> tuple[str, ...]:
+    return (
+        case.operator,
+        ", ".join("x".join(map(str, shape)) for shape in case.shapes),
+        f"{case.statements} in {case.nests}",
+        " ".join(case.parallel) or "-",
+        " ".join(case.vector) or "-",
+        f"{1e3 * case.compile_s:.0f}",
+        f"{1e3 * case.run_s:.3g}",
+        f"{1e3 * case.numpy_s:.3g}",
+        f"differs from {', '.join(case.wrong)}" if case.wrong else "ok",
+    )
+
+
 def _examples_folder() -> Path:
     """Beside the package in a checkout, inside it where it was installed from a wheel."""
     package = Path(__file__).resolve().parent
@@ -265,78 +278,38 @@ def _examples_folder() -> Path:
     return folder if folder.is_dir() else package.parent / "examples"
 
 
-def _demo_row(script: Path) -> tuple[tuple[str, ...], bool]:
-    operator, inputs, oracle = _load_file(script).demo_case()
-    stored = cache.info().entries
+# --- bench ------------------------------------------------------------------------------------------------------
+
+
+def _add_bench(commands: Commands) -> None:
+    parser = commands.add_parser("bench", help="the run time of an operator on arrays of random numbers")
+    _add_operator(parser)
+    parser.add_argument("--target", help="cpu (the default), cuda, or a preset such as avx2")
+    parser.set_defaults(run=_bench)
+
+
+def _bench(options: argparse.Namespace) -> None:
+    operator = load_operator(options.operator)
+    if options.target:
+        operator = operator.on(options.target)
+    sizes: dict[str, Any] = assignments(options.sizes)
+    lowering = operator.lower(**sizes)
+    arguments = measure.random_arguments(operator, lowering.program, sizes)
     start = time.perf_counter()
-    operator.compile(*inputs)
+    operator.compile(**arguments)
     compile_s = time.perf_counter() - start
-    from_cache = stored > 0 and cache.info().entries == stored
-    loops = operator.lower(*inputs).loops
-    result = operator(*inputs)
-    checks = {"NumPy": oracle(*inputs), "reference": operator.reference(*inputs)}
-    wrong = [name for name, expected in checks.items() if not _agrees(result, expected)]
-    row = (
-        operator.signature.name,
-        _shapes(inputs),
-        _fused(loops),
-        _loop_names(loops, "parallel"),
-        _loop_names(loops, "vector"),
-        f"{1e3 * compile_s:.0f}",
-        f"{1e3 * _median_s(lambda: operator(*inputs)):.3g}",
-        f"{1e3 * _median_s(lambda: oracle(*inputs)):.3g}",
-        f"differs from {', '.join(wrong)}" if wrong else "ok",
-    )
-    return row, from_cache
+    operator(**arguments)
+    run_s = measure.median_s(lambda: operator(**arguments))
+    _print_table(_bench_rows(lowering.report(), compile_s, run_s))
 
 
-def _shapes(inputs: tuple[Any, ...]) -> str:
-    shapes = ("x".join(map(str, value.shape)) for value in inputs if isinstance(value, np.ndarray) and value.ndim)
-    return ", ".join(shapes)
-
-
-def _fused(loops: LoopProgram) -> str:
-    """How many statements share how many nests."""
-    statements = {inner.statement for inner in walk(loops.body) if isinstance(inner, Store)}
-    nests = [inner for inner in _top_level(loops.body) if any(isinstance(part, For) for part in walk(inner))]
-    return f"{len(statements)} in {max(1, len(nests))}"
-
-
-def _top_level(body: Stmt) -> Iterator[Stmt]:
-    match body:
-        case Block() | Alloc():
-            for inner in substatements(body):
-                yield from _top_level(inner)
-        case _:
-            yield body
-
-
-def _loop_names(loops: LoopProgram, kind: str) -> str:
-    """The axes of the loops of a kind, each once, in order; a tile loop counts for its axis."""
-    found = (inner for inner in walk(loops.body) if isinstance(inner, For) and inner.kind == kind)
-    axes = dict.fromkeys((loop.axis or loop.var).removesuffix(" tile") for loop in found)
-    return " ".join(axes) or "-"
-
-
-def _median_s(call: Callable[[], object]) -> float:
-    """Median run time in seconds, over at most `_MEASURE_RUNS` runs and about `_MEASURE_S` seconds."""
-    times: list[float] = []
-    while sum(times) < _MEASURE_S and len(times) < _MEASURE_RUNS:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def _agrees(result: object, expected: object) -> bool:
-    if isinstance(expected, tuple):
-        return isinstance(result, tuple) and all(map(_agrees, result, expected))
-    found, wanted = np.asarray(result), np.asarray(expected)
-    if found.shape != wanted.shape:
-        return False
-    if wanted.dtype.kind != "f":
-        return np.array_equal(found, wanted)
-    return np.allclose(found, wanted, rtol=_RELATIVE, atol=_ABSOLUTE * np.max(np.abs(wanted), initial=0))
+def _bench_rows(report: Report, compile_s: float, run_s: float) -> Iterator[tuple[str, str]]:
+    yield "operator", report.name
+    yield "compile", f"{1e3 * compile_s:.3g} ms"
+    yield "run", f"{1e3 * run_s:.3g} ms, the median"
+    yield "operations", f"{report.flops:.3g}, {report.flops / run_s / 1e9:.3g} G a second"
+    yield "bytes", f"{report.bytes:.3g}, {report.bytes / run_s / 1e9:.3g} G a second"
+    yield "threads", str(pool.num_threads())
 
 
 # --- cache ------------------------------------------------------------------------------------------------------

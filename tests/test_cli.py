@@ -102,6 +102,7 @@ def test_an_operator_is_found_by_file_and_by_module(
         (("show-schedule", "chosen_model.py:power", "N=4", "steps=1", "--target", "tpu"), "tpu"),
         (("show-schedule", "chosen_model.py:power", "Q=4", "steps=1"), "'Q'"),
         (("show-schedule", "chosen_model.py:power", "N=4"), "steps"),
+        (("demo", "nothing"), "no example 'nothing'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -151,6 +152,16 @@ def test_the_demo_checks_and_says_what_came_from_the_cache(
     first = output(capsys, "demo", "softmax")
     assert "softmax" in first and "ok" in first and "0 of 1 kernels came from the disk cache" in first
     assert "1 of 1 kernels came from the disk cache" in output(capsys, "demo", "softmax")
+
+
+def test_bench_measures_an_operator(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "bench", LINEAR, *SIZES)
+    for word in ("linear_relu", "compile", "run", "G a second", "threads"):
+        assert word in text
+
+
+def test_bench_asks_for_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "N=64" in complaint(capsys, "bench", LINEAR, "M=3")
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
