@@ -66,11 +66,11 @@ class CExpressions:
             case Var(name):
                 return Text(self._names.get(name, name))
             case Cast(arg):
-                return cast(self.value(arg), arg.dtype, expr.dtype)  # type: ignore[arg-type]  # a loop expression
+                return cast(self.value(arg), arg.dtype, expr.dtype)
             case Load():
                 return self._load(expr)
             case Op():
-                operands = [self.value(arg) for arg in expr.args]  # type: ignore[arg-type]  # loop expressions
+                operands = [self.value(arg) for arg in expr.args]
                 if is_index(expr):
                     return _index_operation(expr, operands)
                 return operation(expr.name, expr.args[-1].dtype, operands)
@@ -103,12 +103,12 @@ class CExpressions:
         buffer = self._buffers[name]
         if is_typed(buffer):
             return Text(f"{self._names[name]}[{self.text(self._offset(buffer, indices, buffer.dtype.itemsize))}]")
-        return Text(f"{helper_name('load', buffer.dtype)}({self.address(name, indices)})")
+        return Text(f"{helper_name('load', buffer.dtype)}({self.address(name, indices, 'const char *')})")
 
-    def address(self, name: str, indices: tuple[Expr, ...]) -> str:
-        """The address of an element, in bytes."""
+    def address(self, name: str, indices: tuple[Expr, ...], kind: str) -> str:
+        """The address of an element, as a pointer of `kind` to bytes."""
         offset = self.value(self._offset(self._buffers[name], indices, 1))
-        return f"(char *){self._names[name]} + {offset.within(_SUM)}"
+        return f"({kind}){self._names[name]} + {offset.within(_SUM)}"
 
     def _offset(self, buffer: Buffer, indices: tuple[Expr, ...], unit: int) -> Expr:
         total: Expr = integer(0)
@@ -236,7 +236,7 @@ def is_index(expr: Expr) -> bool:
     return small and not any(isinstance(node, Load | Cast) for node in nodes)
 
 
-def _index_operation(expr: Op, operands: list[Text]) -> Text:
+def _index_operation(expr: Op[Expr], operands: list[Text]) -> Text:
     if expr.name in ("add", "sub", "mul"):
         return _infix(expr.name, operands)
     if expr.name == "neg":
@@ -259,6 +259,8 @@ def operation(name: str, dtype: DType, operands: list[Text]) -> Text:
     if dtype.is_bool:
         return _bool_operation(name, operands)
     if BUILTINS[name].result == "bool" and name in _INFIX:
+        if not dtype.is_float and operands[0] == operands[1]:
+            return Text("true" if name in ("le", "ge", "eq") else "false")  # compilers warn of what is always so
         return _infix(name, operands)
     if dtype.is_float:
         result = _float_operation(name, f32 if dtype in (f16, bf16) else dtype, operands)

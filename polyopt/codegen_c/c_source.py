@@ -16,6 +16,7 @@ from typing import assert_never
 from polyopt.codegen_c import c_helpers
 from polyopt.codegen_c.c_expressions import CExpressions, cast, from_stored, is_typed, pointer_type, to_stored
 from polyopt.codegen_c.c_helpers import helper_name, stored_type, value_type
+from polyopt.codegen_c.expressions import combine_of
 from polyopt.codegen_c.workspace import size_bytes
 from polyopt.dsl.ir import Reducer
 from polyopt.loops.ir import (
@@ -36,7 +37,7 @@ _RESERVED = """
 auto bool break case char const continue default do double else enum extern false float for goto if inline int long
 register restrict return short signed sizeof static struct switch true typedef union unsigned void volatile while
 abs calloc cos div erf error exp fma fmod free gamma index isinf isnan j0 j1 jn log malloc memcpy pow rint sin sqrt
-tan y0 y1 yn a b I NAN INFINITY
+tan y0 y1 yn I NAN INFINITY
 """
 """Names that an argument or loop must not take: C's own, the library's, and this printer's."""
 
@@ -135,8 +136,7 @@ class _Printer:
 
     def _combine_function(self, reducer: Reducer) -> str:
         kind = value_type(reducer.dtype)
-        assert reducer.combine is not None, "a custom reducer has an expression"
-        value = self._x.text(reducer.combine)  # type: ignore[arg-type]  # an expression over its two operands
+        value = self._x.text(combine_of(reducer))
         return f"static inline {kind} {self._combine_name(reducer)}({kind} a, {kind} b)\n{{\n    return {value};\n}}\n"
 
     def _combine_name(self, reducer: Reducer) -> str:
@@ -235,7 +235,7 @@ class _Printer:
         stored = to_stored(value, buffer.dtype)
         if is_typed(buffer):
             return f"{element.text} = {stored.text};"
-        address = self._x.address(store.buffer, store.indices)
+        address = self._x.address(store.buffer, store.indices, "char *")
         return f"{helper_name('store', buffer.dtype)}({address}, {stored.text});"
 
 

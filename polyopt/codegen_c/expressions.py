@@ -45,10 +45,14 @@ Key = tuple[Linear, ...]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A promoted element (or vector of elements) of a buffer, in a register while a loop runs."""
+    """A promoted element (or vector of elements) of a buffer, in a register while a loop runs.
+
+    mask: the lanes that are elements; the others are never written back
+    """
 
     pointer: Value
     lanes: int
+    mask: Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Context:
     nominal:   as `env`, without the clamping of loop variables in a partial register tile
     registers: promoted elements: buffer, then subscripts
     flat:      loops to write out, with the number of their iterations, and whether some of those may not happen
+    happens:   for a clamped loop variable, whether its iteration happens at all
     copy:      which of the unrolled copies of a vector loop's body this is
     """
 
@@ -72,6 +77,7 @@ class Context:
     nominal: Mapping[str, Linear] | None = None
     registers: Mapping[str, Mapping[Key, Slot]] = field(default_factory=dict)
     flat: Mapping[str, Flat] = field(default_factory=dict)
+    happens: Mapping[str, Value] = field(default_factory=dict)
     copy: int = 0
 
     def bind(self, name: str, form: Linear, nominal: Linear | None = None) -> Context:
@@ -120,7 +126,7 @@ class Expressions:
             case Var(name) if name in context.env:
                 return context.env[name]
             case Op("add" | "sub" | "mul" | "neg", args, dtype) if dtype == i64:
-                return self._arithmetic(expr, [self.index(arg, context) for arg in args], context)  # type: ignore[arg-type]  # a loop expression
+                return self._arithmetic(expr, [self.index(arg, context) for arg in args], context)
             case _:
                 value = self._general(expr, context)
                 return linear(value) if value.lanes == 1 else value
@@ -131,7 +137,7 @@ class Expressions:
         assert isinstance(index, Linear) and index.is_uniform, "a loop bound depends on the lane"
         return index
 
-    def _arithmetic(self, expr: Op, args: list[Index], context: Context) -> Index:
+    def _arithmetic(self, expr: Op[Expr], args: list[Index], context: Context) -> Index:
         left = args[0]
         right = args[1] if len(args) == 2 else Linear(-1)
         if isinstance(left, Linear) and isinstance(right, Linear):
@@ -172,7 +178,7 @@ class Expressions:
             case Var(name):
                 return context.operands[name]
             case Cast(arg):
-                return ops.cast(self.f, self.value(arg, context), arg.dtype, expr.dtype)  # type: ignore[arg-type]  # a loop expression
+                return ops.cast(self.f, self.value(arg, context), arg.dtype, expr.dtype)
             case Load():
                 return self.load(expr, context)
             case Op():
@@ -180,22 +186,22 @@ class Expressions:
             case _:
                 assert_never(expr)
 
-    def _operation(self, expr: Op, context: Context) -> Value:
+    def _operation(self, expr: Op[Expr], context: Context) -> Value:
         dtype = expr.args[-1].dtype
         if dtype == i64 and expr.name in _PREDICATES:
             compared = self._compare_linear(expr, context)
             if compared is not None:
                 return compared
-        operands = [self.value(arg, context) for arg in expr.args]  # type: ignore[arg-type]  # loop expressions
+        operands = [self.value(arg, context) for arg in expr.args]
         result = ops.apply(self.f, expr.name, dtype, operands, self._math)
         if dtype == i64 and expr.name in _INDEX_LIKE:
             parts = expr.args[1:] if expr.name == "select" else expr.args
-            self._inherit(result, [self.index(arg, context) for arg in parts])  # type: ignore[arg-type]  # loop expressions
+            self._inherit(result, [self.index(arg, context) for arg in parts])
         return result
 
-    def _compare_linear(self, expr: Op, context: Context) -> Value | None:
+    def _compare_linear(self, expr: Op[Expr], context: Context) -> Value | None:
         """A comparison of indices, decided at once, in a scalar, or in 32-bit lanes."""
-        left, right = (self.index(arg, context) for arg in expr.args)  # type: ignore[arg-type]  # loop expressions
+        left, right = (self.index(arg, context) for arg in expr.args)
         if not (self.is_bounded(left) and self.is_bounded(right)):
             return None
         assert isinstance(left, Linear) and isinstance(right, Linear), "bounded indices are linear"
@@ -277,13 +283,17 @@ class Expressions:
         """The running value `left` with one more value."""
         if reducer.name != "custom":
             return ops.apply(self.f, _COMBINE[reducer.name], reducer.dtype, [left, right], self._math)
-        assert reducer.combine is not None, "a custom reducer has an expression"
         operands = {"a": left, "b": right}
-        context = Context({}, max(left.lanes, right.lanes), operands=operands)
-        return self.value(reducer.combine, context)  # type: ignore[arg-type]  # an expression over its operands
+        return self.value(combine_of(reducer), Context({}, max(left.lanes, right.lanes), operands=operands))
 
     def cast(self, value: Value, source: DType, target: DType) -> Value:
         return ops.cast(self.f, value, source, target)
+
+
+def combine_of(reducer: Reducer) -> Expr:
+    """The expression of a custom reducer, over `a` and `b` alone: a program's and a loop program's alike."""
+    assert reducer.combine is not None, "a custom reducer has an expression"
+    return reducer.combine
 
 
 def neutral_number(reducer: Reducer) -> bool | int | float | None:

@@ -13,8 +13,8 @@ from polyopt.codegen_c.expressions import Context, Expressions, Flat
 from polyopt.codegen_c.llvm_text import Value
 from polyopt.codegen_c.values import Linear, both, intrinsic, lane_mask, linear, scalar_of
 from polyopt.dsl.builtins import BUILTINS
-from polyopt.dsl.ir import Op
-from polyopt.loops.ir import Expr, For, If, Stmt, Store, expr_children, walk
+from polyopt.dsl.ir import Const, Op, Var
+from polyopt.loops.ir import Expr, For, If, Stmt, Store, expr_children, walk, walk_expr
 
 MOST_COPIES = 32
 MOST_CODE = 2048
@@ -54,11 +54,11 @@ def _upper_bounds(x: Expressions, expr: Expr, context: Context) -> list[Linear]:
     """Linear forms that `expr` is the minimum of."""
     match expr:
         case Op("minimum", (left, right)):
-            return _upper_bounds(x, left, context) + _upper_bounds(x, right, context)  # type: ignore[arg-type]  # loop expressions
+            return _upper_bounds(x, left, context) + _upper_bounds(x, right, context)
         case Op("add" | "sub" as name, (left, right)):
-            shift = x.uniform(right, context)  # type: ignore[arg-type]  # a loop expression
+            shift = x.uniform(right, context)
             moved = shift if name == "add" else shift * -1
-            return [bound + moved for bound in _upper_bounds(x, left, context)]  # type: ignore[arg-type]  # a loop expression
+            return [bound + moved for bound in _upper_bounds(x, left, context)]
         case _:
             return [x.uniform(expr, context)]
 
@@ -97,7 +97,8 @@ def unrolled_contexts(
             continue
         happens = x.compare_to_zero("slt", position - trip.upper, 1)
         last = x.bounded(intrinsic(x.f, "smin", scalar_of(x.f, position), _last(x, trip)))
-        yield context.bind(loop.var, linear(last), position), happens
+        inner = replace(context, happens={**context.happens, loop.var: happens})
+        yield inner.bind(loop.var, linear(last), position), happens
 
 
 def _last(x: Expressions, trip: Trip) -> Value:
@@ -129,6 +130,22 @@ def vector_contexts(
 def lanes_below(x: Expressions, trip: Trip, position: Linear, lanes: int) -> Value:
     """The mask of the lanes whose iteration, from `position` on, is below the upper bound."""
     return x.compare_to_zero("slt", replace(position, lane_factor=trip.step) - trip.upper, lanes)
+
+
+def coefficient(expr: Expr, var: str) -> int | None:
+    """The factor of `var` in an expression that is linear in it; None where it is not."""
+    match expr:
+        case Var(name):
+            return int(name == var)
+        case Op("add" | "sub" as name, (left, right)):
+            first, second = coefficient(left, var), coefficient(right, var)
+            return None if first is None or second is None else first + second * (1 if name == "add" else -1)
+        case Op("mul", (Const(factor), other)) | Op("mul", (other, Const(factor))):
+            inner = coefficient(other, var)
+            return None if inner is None else inner * int(factor)
+        case _:
+            mentions = any(isinstance(node, Var) and node.name == var for node in walk_expr(expr))
+            return None if mentions else 0
 
 
 # --- costs -----------------------------------------------------------------------------------------------------------

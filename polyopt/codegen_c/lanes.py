@@ -58,10 +58,10 @@ def _value_dtypes(expr: Expr) -> Iterator[DType]:
             if dtype != i64:
                 yield dtype
             for arg in args:
-                yield from _value_dtypes(arg)  # type: ignore[arg-type]  # a loop expression
+                yield from _value_dtypes(arg)
         case Cast(arg=arg, dtype=dtype):
             yield dtype
-            yield from _value_dtypes(arg)  # type: ignore[arg-type]  # a loop expression
+            yield from _value_dtypes(arg)
 
 
 def _has_even_bounds(loop: For) -> bool:

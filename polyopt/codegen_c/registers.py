@@ -98,9 +98,9 @@ class Planner:
         for access in accesses:
             assert access.context is not None, "checked above"
             indices = [self._x.index(index, access.context.unclamped) for index in access.indices]
-            if not all(isinstance(index, Linear) for index in indices):
+            key: Key = tuple(index for index in indices if isinstance(index, Linear))
+            if len(key) < len(indices):
                 return None
-            key: Key = tuple(indices)  # type: ignore[arg-type]  # checked above
             is_vector = any(form.lane_factor for form in key)
             lanes = access.context.lanes if is_vector else 1
             mask = access.context.mask if is_vector else None
@@ -115,7 +115,7 @@ class Planner:
         for element in promoted:
             place = self._x.places[element.buffer]
             scalar = register_scalar(place.buffer.dtype)
-            slot = Slot(f.alloca(vector_type(scalar, element.lanes), 64), element.lanes)
+            slot = Slot(f.alloca(vector_type(scalar, element.lanes), 64), element.lanes, element.mask)
             address = memory.address_of(f, place, element.key, element.lanes)
             stored = memory.read(f, place, address, element.lanes, element.mask, element.happens)
             f.write(slot.pointer, ops.from_memory(f, stored, place.buffer.dtype))
@@ -145,6 +145,8 @@ class Planner:
 
 def are_disjoint(elements: list[Promoted]) -> bool:
     """Whether different keys are surely different elements: they differ by constants that keep vectors apart."""
+    if not elements:
+        return True
     first = elements[0]
     for element in elements[1:]:
         for form, other in zip(element.key, first.key, strict=True):

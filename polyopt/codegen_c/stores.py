@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from polyopt.codegen_c import memory, ops
 from polyopt.codegen_c.expressions import Context, Expressions, Slot, neutral_number
+from polyopt.codegen_c.flatten import coefficient
 from polyopt.codegen_c.llvm_text import Value
 from polyopt.codegen_c.memory import Address, Place
 from polyopt.codegen_c.values import (
@@ -91,9 +92,23 @@ class Stores:
             raise AssertionError("a vector is stored to one promoted element")
         if store.reducer is not None:
             value = self._combined(store, place, f.read(slot.pointer, scalar, slot.lanes), value)
-        if context.mask is not None:
-            value = select(f, context.mask, value, f.read(slot.pointer, scalar, slot.lanes))
+        condition = self._happens(store, context)
+        if context.mask is not None and context.mask != slot.mask:
+            condition = both(f, condition, context.mask)
+        if condition is not None:
+            value = select(f, condition, value, f.read(slot.pointer, scalar, slot.lanes))
         f.write(slot.pointer, splat(f, value, slot.lanes))
+
+    def _happens(self, store: Store, context: Context) -> Value | None:
+        """Whether a store to a register happens, where iterations that do not happen share it.
+
+        An iteration whose loop moves the element has a register of its own, which is then not written back.
+        """
+        condition: Value | None = None
+        for var, happens in context.happens.items():
+            if not any(coefficient(index, var) for index in store.indices):
+                condition = both(self._f, condition, happens)
+        return condition
 
     def _combined(self, store: Store, place: Place, old: Value, value: Value) -> Value:
         """`old` and `value`, combined in the reducer's dtype; of the buffer's dtype."""

@@ -14,7 +14,7 @@ def calculated(name: str, left: Expr, right: Expr) -> Expr:
     """`left <name> right` for i64 sizes, folded where both are constants."""
     if isinstance(left, Const) and isinstance(right, Const):
         return integer(_FOLD[name](int(left.value), int(right.value)))
-    return Op(name, (left, right), i64)  # type: ignore[arg-type]  # loop expressions
+    return Op(name, (left, right), i64)
 
 
 _FOLD: Mapping[str, Callable[[int, int], int]] = {

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -32,25 +32,25 @@ from polyopt.loops.ir import (
 from polyopt.runtime import jit
 from polyopt.target import host
 
-Number = int | Expr
+Number: TypeAlias = "int | Expr"
 
 
 def number(value: Number) -> Expr:
     return integer(value) if isinstance(value, int) else value
 
 
-def op(name: str, *args: Number, dtype: DType = i64) -> Op:
+def op(name: str, *args: Number, dtype: DType = i64) -> Op[Expr]:
     """An operation; of i64 unless said otherwise."""
-    return Op(name, tuple(number(arg) for arg in args), dtype)  # type: ignore[arg-type]
+    return Op(name, tuple(number(arg) for arg in args), dtype)
 
 
-def add(left: Number, right: Number) -> Op:
+def add(left: Number, right: Number) -> Op[Expr]:
     return op("add", left, right)
 
 
-def fl(name: str, *args: Expr) -> Op:
+def fl(name: str, *args: Expr) -> Op[Expr]:
     """An operation whose result has the dtype of its last operand."""
-    return Op(name, args, args[-1].dtype)  # type: ignore[arg-type]
+    return Op(name, args, args[-1].dtype)
 
 
 def buffer(name: str, array: np.ndarray[Any, Any], *, strided: bool = True) -> Buffer:
@@ -119,7 +119,13 @@ def run(
 
 
 def call(
-    module: LlvmModule, arrays: Sequence[np.ndarray[Any, Any]], size_values: Sequence[int] = (), *, slots: int = 1, pool: int = 0, opt: int = 2
+    module: LlvmModule,
+    arrays: Sequence[np.ndarray[Any, Any]],
+    size_values: Sequence[int] = (),
+    *,
+    slots: int = 1,
+    pool: int = 0,
+    opt: int = 2,
 ) -> None:
     code = jit.load_object(jit.compile_object(module.text, host(), opt=opt), [module.entry])
     sizes = dict(zip(_size_names(module), size_values, strict=False))
@@ -151,8 +157,10 @@ def _bytes(size: int | Expr, sizes: dict[str, int]) -> int:
         case Var(name):
             return sizes[name]
         case Op(name, args):
-            a, b = (_bytes(arg, sizes) for arg in args)  # type: ignore[arg-type]
-            return {"add": a + b, "sub": a - b, "mul": a * b, "floordiv": a // b if b else 0, "maximum": max(a, b)}[name]
+            a, b = (_bytes(arg, sizes) for arg in args)
+            return {"add": a + b, "sub": a - b, "mul": a * b, "floordiv": a // b if b else 0, "maximum": max(a, b)}[
+                name
+            ]
     raise AssertionError(size)
 
 
@@ -173,6 +181,17 @@ def run_c(
 ) -> str:
     """Prints the statement as C, compiles it strictly, runs it on the arrays, in place. Returns the text."""
     program, _ = program_of(body, arrays, **options)
+    return run_c_program(program, arrays, folder, size_values, openmp=openmp)
+
+
+def run_c_program(
+    program: LoopProgram,
+    arrays: dict[str, np.ndarray[Any, Any]],
+    folder: Path,
+    size_values: Sequence[int] = (),
+    *,
+    openmp: bool = False,
+) -> str:
     text = as_c(program, openmp=openmp)
     source = folder / f"k{len(list(folder.iterdir()))}.c"
     source.write_text(text)

@@ -12,7 +12,7 @@ from polyopt.codegen_c.vmath import FUNCTIONS
 from polyopt.dsl.builtins import BUILTINS, Builtin
 from polyopt.dsl.ir import Cast, Const, Op
 from polyopt.dtypes import ALL, DType, bf16, bool_, f16, f32, from_numpy
-from polyopt.loops.ir import Block, Stmt
+from polyopt.loops.ir import Block, Expr, Stmt
 from tests.codegen_c.kernels import GCC, i, load, loop, op, run, run_c, store
 
 N = 261
@@ -85,7 +85,8 @@ def program(row: Builtin, kind: str) -> tuple[Stmt, Arrays, dict[str, np.ndarray
         loads = [load(f"x{n}_{dtype}", i, dtype=from_numpy(v.dtype)) for n, v in enumerate(values)]
         result = bool_ if row.result == "bool" else dtype
         name = f"y_{dtype}"
-        body.append(loop("i", N, store(name, [i], Op(row.name, tuple(loads), result)), kind=kind))  # type: ignore[arg-type]
+        computed: Expr = Op(row.name, tuple(loads), result)
+        body.append(loop("i", N, store(name, [i], computed), kind=kind))
         arrays[name] = np.zeros(N, result.numpy)
         wanted[name] = expected(row, dtype, values)
     return Block(tuple(body)), arrays, wanted
@@ -127,7 +128,7 @@ def test_a_constant_divisor_follows_the_sign_of_python(name: str, divisor: int) 
     i32 = from_numpy(np.dtype(np.int32))
     x = np.array([-9, -8, -7, -1, 0, 1, 7, 8, 9, -(2**31), 2**31 - 1], np.int32)
     y = np.zeros_like(x)
-    value = Op(name, (load("x", i, dtype=i32), Const(divisor, i32)), i32)  # type: ignore[arg-type]
+    value: Expr = Op(name, (load("x", i, dtype=i32), Const(divisor, i32)), i32)
     run(loop("i", x.size, store("y", [i], value), kind="vector"), {"x": x, "y": y})
     np.testing.assert_array_equal(y, BUILTINS[name].numpy(x.astype(np.int64), divisor).astype(np.int32))
 
@@ -160,7 +161,7 @@ def conversions(source: DType, kind: str) -> tuple[Stmt, Arrays, dict[str, np.nd
         arrays[f"x_{target}"], arrays[name] = x, np.zeros(N, target.numpy)
         with np.errstate(all="ignore"):
             wanted[name] = x.astype(target.numpy)
-        value = Cast(load(f"x_{target}", i, dtype=source), target)  # type: ignore[arg-type]
+        value = Cast(load(f"x_{target}", i, dtype=source), target)
         body.append(loop("i", N, store(name, [i], value), kind=kind))
     return Block(tuple(body)), arrays, wanted
 
@@ -196,7 +197,7 @@ def test_floats_that_do_not_fit_give_the_lowest_integer_and_never_trap() -> None
     i32 = from_numpy(np.dtype(np.int32))
     x = np.array([np.nan, np.inf, -np.inf, 3e9, -3e9, 2147483520.0, -2147483648.0], np.float32)
     y = np.zeros(x.size, np.int32)
-    run(loop("i", x.size, store("y", [i], Cast(load("x", i), i32)), kind="vector"), {"x": x, "y": y})  # type: ignore[arg-type]
+    run(loop("i", x.size, store("y", [i], Cast(load("x", i), i32)), kind="vector"), {"x": x, "y": y})
     low = -(2**31)
     np.testing.assert_array_equal(y, [low, low, low, low, low, 2147483520, low])
 

@@ -1,0 +1,271 @@
+"""Loops: vectors with masked tails, strides, bounds, conditions, storage, threads."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyopt.dsl.ir import Cast, Const, Op
+from polyopt.dtypes import bool_, f32, f64, i8, i32, i64
+from polyopt.loops.ir import Alloc, Block, Buffer, Check, Expr, If, Load, Stmt, integer
+from tests.codegen_c.kernels import (
+    BoundsFailure,
+    add,
+    fl,
+    i,
+    index_var,
+    j,
+    k,
+    load,
+    loop,
+    module_of,
+    op,
+    run,
+    store,
+    total,
+)
+
+SIZES = [0, 1, 2, 15, 16, 17, 63, 64, 65, 200, 1000]
+N = index_var("N")
+
+
+def affine(name: str, *indices: Any) -> Expr:
+    return fl("add", fl("mul", load(name, *indices), Const(2.0, f32)), Const(1.0, f32))
+
+
+def numbers(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(sum(shape)).integers(-8, 9, shape).astype(np.float32)
+
+
+# --- vector loops ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_elements_behind_the_last_vector_are_computed_and_nothing_beyond_them(n: int, is_dynamic: bool) -> None:
+    x, y = numbers(n + 64), np.full(n + 64, -1, np.float32)
+    bound: Any = {"sizes": ("N",), "size_values": (n,)} if is_dynamic else {}
+    run(loop("i", N if is_dynamic else n, store("y", [i], affine("x", i)), kind="vector"), {"x": x, "y": y}, **bound)
+    np.testing.assert_array_equal(y[:n], x[:n] * 2 + 1)
+    np.testing.assert_array_equal(y[n:], -1)
+
+
+@pytest.mark.parametrize("n", [1, 16, 37, 130])
+@pytest.mark.parametrize("step", [2, 3])
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_a_vector_loop_with_a_step_and_a_lower_bound(n: int, step: int, is_dynamic: bool) -> None:
+    x, y = numbers(n), np.full(n, -1, np.float32)
+    bound: Any = {"sizes": ("N",), "size_values": (n,)} if is_dynamic else {}
+    body = loop("i", N if is_dynamic else n, store("y", [i], affine("x", i)), lower=1, step=step, kind="vector")
+    run(body, {"x": x, "y": y}, **bound)
+    wanted = np.full(n, -1, np.float32)
+    wanted[1::step] = x[1::step] * 2 + 1
+    np.testing.assert_array_equal(y, wanted)
+
+
+def layouts(n: int) -> dict[str, np.ndarray[Any, Any]]:
+    base = numbers(n)
+    records = np.zeros(n, np.dtype([("pad", np.int8), ("value", np.float32)]))
+    records["value"] = base
+    return {
+        "reversed": base[::-1],
+        "every third": np.repeat(base, 3)[::3],
+        "every second, backwards": np.repeat(base, 2)[::-2],
+        "broadcast": np.broadcast_to(base[:1], (n,)),
+        "unaligned": records["value"],
+    }
+
+
+@pytest.mark.parametrize("name", layouts(1))
+@pytest.mark.parametrize("vector_bits", [128, 256, 512])
+def test_any_strides_are_read_and_written(name: str, vector_bits: int) -> None:
+    for n in (1, 16, 37, 100):
+        x = layouts(n)[name]
+        y = np.zeros_like(x)
+        if name != "broadcast":
+            y = layouts(n)[name].copy() if name == "unaligned" else layouts(n)[name]
+        wanted = x * 2 + 1
+        arrays = {"x": x.copy() if y is x else x, "y": y}
+        run(loop("i", n, store("y", [i], affine("x", i)), kind="vector"), arrays, vector_bits=vector_bits)
+        np.testing.assert_array_equal(y, wanted)
+
+
+def test_strides_known_at_run_time_only() -> None:
+    x, y = numbers(40, 60)[::2, ::3], np.zeros((20, 20), np.float32)
+    shape = (integer(20), integer(20))
+    arguments = (
+        Buffer("x", f32, shape, "argument", (index_var("sx0"), index_var("sx1"))),
+        Buffer("y", f32, shape, "argument"),
+    )
+    body = loop("i", 20, loop("j", 20, store("y", [i, j], affine("x", i, j)), kind="vector"))
+    run(body, {"x": x, "y": y}, arguments=arguments, sizes=("sx0", "sx1"), size_values=x.strides)
+    np.testing.assert_array_equal(y, x * 2 + 1)
+
+
+def test_subscripts_that_are_not_linear_in_the_lane() -> None:
+    x, y = numbers(20, 7), np.zeros(60, np.float32)
+    body = loop("i", 60, store("y", [i], load("x", op("floordiv", i, 3), op("mod", i, 7))), kind="vector")
+    run(body, {"x": x, "y": y})
+    np.testing.assert_array_equal(y, [x[n // 3, n % 7] for n in range(60)])
+
+
+def test_mixed_widths_keep_lanes_together() -> None:
+    a = np.random.default_rng(0).integers(-100, 100, 77).astype(np.int8)
+    b, y = numbers(77), np.zeros(77, np.float64)
+    value = Op("mul", (Cast(Load("a", (i,), i8), f64), Cast(load("b", i), f64)), f64)
+    run(loop("i", 77, store("y", [i], value), kind="vector"), {"a": a, "b": b, "y": y})
+    np.testing.assert_array_equal(y, a.astype(np.float64) * b)
+
+
+# --- conditions -----------------------------------------------------------------------------------------------
+
+
+def test_a_masked_load_reads_nothing_where_its_mask_is_off() -> None:
+    x, y = numbers(20), np.zeros(60, np.float32)
+    inside = op("and", op("ge", i, 20, dtype=bool_), op("lt", i, 40, dtype=bool_), dtype=bool_)
+    value = load("x", op("sub", i, 20), mask=inside)
+    for kind in ("vector", "serial"):
+        run(loop("i", 60, store("y", [i], value), kind=kind), {"x": x, "y": y})
+        np.testing.assert_array_equal(y, np.pad(x, 20))
+
+
+def test_a_condition_on_lanes_guards_its_stores_and_loads() -> None:
+    x, y = numbers(50), np.zeros(50, np.float32)
+    body = If(
+        op("lt", i, 33, dtype=bool_),
+        store("y", [i], load("x", add(i, 17))),
+        If(op("gt", load("x", i), Const(0, f32), dtype=bool_), store("y", [i], Const(7, f32))),
+    )
+    run(loop("i", 50, body, kind="vector"), {"x": x, "y": y})
+    wanted = np.where(np.arange(50) < 33, np.roll(x, -17), np.where(x > 0, 7, 0))
+    np.testing.assert_array_equal(y, wanted)
+
+
+def test_triangular_bounds() -> None:
+    x, y = numbers(40, 40), np.zeros((40, 40), np.float32)
+    run(loop("i", 40, loop("j", add(i, 1), store("y", [i, j], affine("x", i, j)), kind="vector")), {"x": x, "y": y})
+    np.testing.assert_array_equal(y, np.tril(x * 2 + 1))
+
+
+# --- data subscripts ------------------------------------------------------------------------------------------
+
+
+def gather(kind: str) -> Stmt:
+    row = Cast(Load("ids", (i,), i64), i64)
+    value = load("x", row, j, checks=(Check(0, 5),))
+    return loop("i", 9, loop("j", 20, store("y", [i, j], value), kind=kind))
+
+
+@pytest.mark.parametrize("kind", ["vector", "serial"])
+@pytest.mark.parametrize("wrong", [-1, 6, 2**40])
+def test_a_subscript_out_of_range_is_reported_and_reads_nothing(kind: str, wrong: int) -> None:
+    x, y, ids = numbers(6, 20), np.zeros((9, 20), np.float32), np.arange(9) % 6
+    run(gather(kind), {"x": x, "ids": ids, "y": y})
+    np.testing.assert_array_equal(y, x[ids])
+    ids[4] = wrong
+    with pytest.raises(BoundsFailure) as failure:
+        run(gather(kind), {"x": x, "ids": ids, "y": y})
+    assert failure.value.args == (5, wrong, 6)
+    np.testing.assert_array_equal(y[4], 0)
+
+
+@pytest.mark.parametrize("n", [1, 16, 100])
+def test_lanes_that_meet_in_one_element_all_count(n: int) -> None:
+    bins = np.random.default_rng(n).integers(0, 3, n).astype(np.int32)
+    counts = np.zeros(3, np.int64)
+    one = store("h", [Cast(Load("b", (i,), i32), i64)], Const(1, i64), total(i64), checks=(Check(0, 0),))
+    run(loop("i", n, one, kind="vector"), {"b": bins, "h": counts})
+    np.testing.assert_array_equal(counts, np.bincount(bins, minlength=3))
+
+
+def test_a_gather_over_lanes() -> None:
+    x, y = numbers(30), np.zeros(77, np.float32)
+    ids = np.random.default_rng(0).integers(0, 30, 77).astype(np.int32)
+    value = load("x", Cast(Load("ids", (i,), i32), i64), checks=(Check(0, 1),))
+    run(loop("i", 77, store("y", [i], value), kind="vector"), {"x": x, "ids": ids, "y": y})
+    np.testing.assert_array_equal(y, x[ids])
+    ids[70] = 30
+    with pytest.raises(BoundsFailure) as failure:
+        run(loop("i", 77, store("y", [i], value), kind="vector"), {"x": x, "ids": ids, "y": y})
+    assert failure.value.args == (1, 30, 30)
+
+
+# --- storage --------------------------------------------------------------------------------------------------
+
+
+def test_a_local_buffer_inside_a_vector_loop_is_private_to_the_lane() -> None:
+    x, y = numbers(40, 3), np.zeros(40, np.float32)
+    scratch = Buffer("t", f32, (integer(3),), "local")
+    fill = loop("j", 3, store("t", [j], fl("mul", load("x", i, j), Const(2, f32))), kind="unrolled")
+    picked = store("y", [i], load("t", op("mod", i, 3)))
+    run(loop("i", 40, Alloc(scratch, Block((fill, picked))), kind="vector"), {"x": x, "y": y})
+    np.testing.assert_array_equal(y, [2 * x[n, n % 3] for n in range(40)])
+
+
+def test_workspace_buffers_are_shared_or_private() -> None:
+    x, y = numbers(12, 33), np.zeros((12, 33), np.float32)
+    shared = Buffer("s", f32, (integer(12), integer(33)), "workspace")
+    private = Buffer("p", f32, (integer(33),), "workspace")
+    first = loop("i", 12, loop("j", 33, store("s", [i, j], affine("x", i, j)), kind="vector"), kind="parallel")
+    copy = loop("j", 33, store("p", [op("sub", 32, j)], load("s", i, j)), kind="vector")
+    second = loop("i", 12, Alloc(private, Block((copy, _copy_back()))), kind="parallel")
+    body = Block((first, second))
+    _, module = module_of(body, {"x": x, "y": y}, workspace=(shared,))
+    assert module.shared_bytes == 1600 and module.private_bytes == 192
+    run(body, {"x": x, "y": y}, workspace=(shared,), slots=2)
+    np.testing.assert_array_equal(y, (x * 2 + 1)[:, ::-1])
+
+
+def _copy_back() -> Stmt:
+    return loop("j", 33, store("y", [i, j], load("p", j)), kind="vector")
+
+
+def test_dynamic_workspace_sizes_are_expressions_of_the_sizes() -> None:
+    x, y = numbers(50), np.zeros(50, np.float32)
+    shared = Buffer("s", f32, (N,), "workspace")
+    copy = loop("i", N, store("s", [i], affine("x", i)), kind="vector")
+    back = loop("i", N, store("y", [i], load("s", i)), kind="vector")
+    run(Block((copy, back)), {"x": x, "y": y}, workspace=(shared,), sizes=("N",), size_values=(50,))
+    np.testing.assert_array_equal(y, x * 2 + 1)
+
+
+# --- parallel loops -------------------------------------------------------------------------------------------
+
+
+def pool(runs: list[int]) -> Any:
+    """A `pool_run` that runs the chunks backwards, on two slots."""
+    body_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)
+
+    def run_chunks(body: int, context: int, chunks: int) -> None:
+        runs.append(chunks)
+        for chunk in reversed(range(chunks)):
+            body_type(body)(context, chunk, chunks, chunk % 2)
+
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(run_chunks)
+
+
+@pytest.mark.parametrize(("n", "chunk", "chunks"), [(0, 1, 0), (1, 1, 1), (10, 1, 10), (10, 3, 4), (9000, 1, 4096)])
+def test_the_chunks_cover_a_parallel_loop_once(n: int, chunk: int, chunks: int) -> None:
+    y = np.zeros(n + 1, np.float32)
+    runs: list[int] = []
+    run_chunks = pool(runs)
+    address = ctypes.cast(run_chunks, ctypes.c_void_p).value or 0
+    one = store("y", [i], Const(1, f32), total())
+    run(loop("i", n, one, kind="parallel", chunk=chunk), {"y": y}, pool=address)
+    assert runs == [chunks] * bool(n)
+    np.testing.assert_array_equal(y, [*[1] * n, 0])
+
+
+def test_a_parallel_loop_sees_the_loops_around_it_and_runs_inner_ones_serially() -> None:
+    y = np.zeros((3, 4, 5), np.float32)
+    number = Cast(add(op("mul", add(op("mul", i, 4), j), 5), k), f32)
+    inner = loop("k", 5, store("y", [i, j, k], number), kind="parallel")
+    runs: list[int] = []
+    run_chunks = pool(runs)
+    address = ctypes.cast(run_chunks, ctypes.c_void_p).value or 0
+    run(loop("i", 3, loop("j", 4, inner, kind="parallel")), {"y": y}, pool=address, slots=2)
+    assert len(runs) == 3
+    np.testing.assert_array_equal(y.ravel(), np.arange(60))
