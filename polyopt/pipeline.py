@@ -19,8 +19,8 @@ from polyopt.codegen_c import emit, mapping
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
 from polyopt.errors import ArgumentError
+from polyopt.fusion import attach, rewrite
 from polyopt.fusion import decide as fusion_decide
-from polyopt.fusion import rewrite
 from polyopt.fusion.plan import FusionPlan
 from polyopt.loops import lower as loops_lower
 from polyopt.loops.ir import Expr, For, LoopProgram
@@ -103,9 +103,15 @@ class Lowering:
         return rewrite.rewrite(self.program, numerics=self.options.numerics)
 
     @cached_property
+    def _attached(self) -> attach.Attached:
+        scop = extract.extract(self.rewritten)
+        dependences = dependence.compute(scop, strict=self.options.numerics == "strict")
+        return attach.apply(scop, attach.decide(scop, dependences, cache_bytes=self.options.target.l2_bytes // 2))
+
+    @property
     def scop(self) -> Scop:
-        """Statements with domains and access relations."""
-        return extract.extract(self.rewritten)
+        """Statements with domains and access relations; producers that tiles recompute have tile axes."""
+        return self._attached.scop
 
     @property
     def domains(self) -> isl.UnionSet:
@@ -134,7 +140,7 @@ class Lowering:
     @cached_property
     def fusion(self) -> FusionPlan:
         """Which statements share which loops, and why."""
-        plan = fusion_decide.decide(self.scop, self.dependences)
+        plan = fusion_decide.decide(self.scop, self.dependences, self._attached.rows)
         for decision in plan.decisions:
             _STAGE_LOGS["fusion"].info("%s: %s", self.program.name, decision)
         return plan

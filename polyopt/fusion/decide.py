@@ -24,14 +24,20 @@ from polyopt.poly.tree import Leaf, Loop, Tree, sequence
 Remaining = Mapping[str, tuple[str, ...]]
 
 
-def decide(scop: Scop, dependences: Dependences) -> FusionPlan:
+TileRows = Mapping[str, tuple[tuple[str, Affine], ...]]
+
+
+def decide(scop: Scop, dependences: Dependences, tile_rows: TileRows | None = None) -> FusionPlan:
     """The tree of shared loops of a scop.
+
+    tile_rows: names and rows of tile loops that a statement's own loops come after (see `attach`)
 
     Raises `DefinitionError` where an element depends on itself, `ScheduleError` where no order was found.
     """
-    fuser = _Fuser(scop, DistanceTester.of(scop), Roles.of(scop), dependences)
+    tiles = {name: dict(rows) for name, rows in (tile_rows or {}).items()}
+    fuser = _Fuser(scop, DistanceTester.of(scop), Roles.of(scop), dependences, tiles)
     names = tuple(s.name for s in scop.statements)
-    remaining = {name: fuser.roles.by_statement[name].axes for name in names}
+    remaining = {name: (*tiles.get(name, ()), *fuser.roles.by_statement[name].axes) for name in names}
     tree = fuser.block(names, dependences.ordered, remaining, inside_parallel=False)
     return FusionPlan(tree, tuple(fuser.decisions))
 
@@ -59,6 +65,7 @@ class _Fuser:
     tester: DistanceTester
     roles: Roles
     dependences: Dependences
+    tiles: Mapping[str, Mapping[str, Affine]]
     decisions: list[Decision] = field(default_factory=list)
 
     def block(
@@ -76,7 +83,8 @@ class _Fuser:
         if not inner:
             name = component[0]
             axes = remaining[name]
-            return _Group(component, tuple({name: axis(a)} for a in axes), tuple({name: a} for a in axes))
+            rows = tuple({name: self.tiles.get(name, {}).get(a) or axis(a)} for a in axes)
+            return _Group(component, rows, tuple({name: a} for a in axes))
         choice = choose_rows(component, inner, remaining, self.tester)
         if choice is not None:
             return _Group(component, (choice.rows,), (choice.spent,), recurrent=not choice.coincident)
@@ -266,8 +274,7 @@ class _Fuser:
 
     def loop_name(self, rows: Rows, spent: Mapping[str, str]) -> str:
         widest = max(rows, key=lambda name: len(self.roles.by_statement[name].axes))
-        row = rows[widest]
-        return spent[widest] if len(row.terms) == 1 else str(row)
+        return spent[widest] if len(rows[widest].terms) == 1 else str(rows[widest])
 
 
 def _within(names: Sequence[str], dependences: Sequence[Dependence]) -> tuple[Dependence, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from polyopt.dsl import affine, ir
-from polyopt.dsl.affine import TRUE, Affine, And, AxisRef, Compare, Condition, constant, map_condition
+from polyopt.dsl.affine import TRUE, Affine, And, AxisRef, Compare, Condition, FloorDiv, constant, map_condition
 from polyopt.dtypes import bool_, i64
 from polyopt.errors import Span
 from polyopt.loops.ir import Check, Expr, Load, Site, Store
@@ -30,13 +30,20 @@ class Bodies:
     def __post_init__(self) -> None:
         self._shapes = {array.name: array.shape for array in self.scop.arrays}
 
-    def store(self, statement: Statement, instance: Mapping[str, Affine], loops: Callable[[str], Affine]) -> Store:
+    def store(
+        self,
+        statement: Statement,
+        instance: Mapping[str, Affine],
+        loops: Callable[[str], Affine],
+        floors: Mapping[FloorDiv, Affine],
+    ) -> Store:
         """The store of one instance.
 
         instance: value of each axis, affine in loop variables
         loops:    value of a loop by its name, affine in loop variables
+        floors:   quotients of axes that an open loop scans, as affine expressions of loop variables
         """
-        body = _Body(self, statement, dict(instance), loops)
+        body = _Body(self, statement, dict(instance), loops, floors)
         indices, checks = body.element(statement.array, statement.subscripts, None, statement.span)
         return Store(
             statement.name,
@@ -64,11 +71,19 @@ class _Body:
     statement: Statement
     instance: dict[str, Affine]
     loops: Callable[[str], Affine]
+    floors: Mapping[FloorDiv, Affine]
 
     def at(self, expression: Affine) -> Affine:
         """An expression of axes as one of loop variables."""
-        return affine.substitute(
-            expression, lambda atom: self.instance.get(atom.name) if isinstance(atom, AxisRef) else None
+        scanned = Affine(0)
+        rest = Affine(expression.constant)
+        for atom, coefficient in expression.terms:
+            if isinstance(atom, FloorDiv) and atom in self.floors:
+                scanned = scanned + self.floors[atom] * coefficient
+            else:
+                rest = rest + Affine(0, ((atom, coefficient),))
+        return scanned + affine.substitute(
+            rest, lambda atom: self.instance.get(atom.name) if isinstance(atom, AxisRef) else None
         )
 
     def condition(self, condition: Condition) -> Expr:

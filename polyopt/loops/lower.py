@@ -9,7 +9,7 @@ from typing import cast
 import islpy as isl
 
 from polyopt.dsl import affine
-from polyopt.dsl.affine import Affine, AxisRef, axis
+from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axis
 from polyopt.dsl.ir import Const, Op
 from polyopt.dtypes import i64
 from polyopt.errors import ScheduleError
@@ -200,7 +200,19 @@ class _Scanner:
             row = self.tree_loops[name].row(statement.name)
             return affine.substitute(row, lambda atom: values[atom.name] if isinstance(atom, AxisRef) else None)
 
-        return self.bodies.store(statement, values, loop_value)
+        return self.bodies.store(statement, values, loop_value, self.floors(statement.name))
+
+    def floors(self, statement: str) -> dict[FloorDiv, Affine]:
+        """The quotients of axes that are the row of an open loop, such as `j // 64` in a loop over tiles."""
+        found: dict[FloorDiv, Affine] = {}
+        for name, variable in self.variables.items():
+            row = self.tree_loops[name].row(statement)
+            if len(row.terms) != 1 or row.constant != 0:
+                continue
+            atom, factor = row.terms[0]
+            if isinstance(atom, FloorDiv):
+                found[atom] = axis(variable) // factor
+        return found
 
     def private(self, storage: Storage) -> Buffer:
         array = self.scop.array(storage.array)

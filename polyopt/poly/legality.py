@@ -7,7 +7,7 @@ code that chose them. Claims:
   loop;
 - two updates of one element never run at once, except as lanes that are combined after the loop;
 - in folded or private storage no value is overwritten between its writing and its last reading;
-- every access stays inside its array.
+- every access stays inside its array, and every element that is read was written.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def prove(
             Claim("updates of one element never meet", f"{len(dependences.reductions)} reductions"),
             Claim("no stored value is overwritten while it is needed", f"{len(storage.buffers)} buffers"),
             Claim("every access stays inside its array", f"{accesses} accesses"),
+            Claim("every element that is read was written", f"{prover.check_coverage()} arrays"),
         )
     )
 
@@ -179,6 +180,24 @@ class _Prover:
                 lost,
                 "is overwritten before",
             )
+
+    def check_coverage(self) -> int:
+        """Every element of a temporary that is read is written; gives the number of temporaries."""
+        temporaries = [array.name for array in self.scop.arrays if array.role == "local"]
+        for name in temporaries:
+            reads = [a.relation.range() for s in self.scop.statements for a in s.reads if a.read.tensor == name]
+            written = [s.write.range() for s in self.scop.writers(name)]
+            for elements in reads:
+                for one in written:
+                    elements = elements - one
+                missing = elements.intersect_params(self.scop.context)
+                if not missing.is_empty():
+                    raise LegalityError(
+                        f"an element of '{name}' is read but never written",
+                        why=f"for example {sample(missing)}",
+                        facts={"array": name},
+                    )
+        return len(temporaries)
 
     def check_bounds(self, statement: Statement) -> int:
         """Every access of a statement stays in its array; gives the number of accesses."""
