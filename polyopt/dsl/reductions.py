@@ -11,9 +11,10 @@ import numpy as np
 from polyopt.dsl.broadcast import broadcast_element, rank_of
 from polyopt.dsl.expr import AffineSize, Call, Convert, Element, Expr, Index, Literal, Placeholder, Reduction, as_expr
 from polyopt.dsl.extents import known_extents
-from polyopt.dsl.shaping import normal_axis, require_extents
+from polyopt.dsl.shaping import normal_axis
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle, sugar_indices
+from polyopt.dsl.subscripts import require_extents
 from polyopt.dsl.symbols import as_dtype
 from polyopt.dtypes import i64
 from polyopt.errors import DefinitionError

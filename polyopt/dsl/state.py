@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyopt.dsl.affine import Affine, Condition
-from polyopt.dsl.expr import Boundary, Element, Expr, Index, Operators
+from polyopt.dsl.expr import Boundary, Element, Expr, Index
+from polyopt.dsl.operators import Operators
 from polyopt.dsl.spans import user_span
 from polyopt.dtypes import DType
 from polyopt.errors import DefinitionError, Span

@@ -9,9 +9,10 @@ from polyopt.dsl.affine import Affine
 from polyopt.dsl.broadcast import rank_of
 from polyopt.dsl.expr import AffineSize, Call, Choice, Element, Expr, Index, Literal, Reduction, Size, as_expr
 from polyopt.dsl.recognise import extent_of
-from polyopt.dsl.shaping import as_dims, normal_axis
+from polyopt.dsl.shaping import normal_axis
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle, State, require, sugar_indices
+from polyopt.dsl.subscripts import as_dims
 from polyopt.dsl.symbols import as_dtype
 from polyopt.dtypes import DType, f64, i64
 from polyopt.errors import DefinitionError

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from polyopt.dsl import shaping
 from polyopt.dsl.broadcast import elementwise
 from polyopt.dsl.expr import Choice, Expr, Guarded, Index, Size, as_expr
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import require
+from polyopt.dsl.subscripts import as_dims
 from polyopt.dsl.tensor import Tensor
 from polyopt.dtypes import DType, from_name, from_numpy
 from polyopt.errors import DefinitionError, DTypeError
@@ -79,7 +79,7 @@ def tensors(names: str, shape: object = None, dtype: object = None) -> tuple[Ten
 
 def _new_tensor(name: str, shape: object, dtype: object) -> Tensor:
     state = require("po.tensor")
-    dims = None if shape is None else shaping.as_dims(state.sizes, shape)
+    dims = None if shape is None else as_dims(state.sizes, shape)
     made = state.new_tensor(name, dims=dims, dtype=None if dtype is None else as_dtype(dtype))
     assert isinstance(made, Tensor), "a trace makes Tensors"
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyopt.dsl import broadcast, shaping
+from polyopt.dsl import broadcast, shaping, subscripts
 from polyopt.dsl.elaborate import dtype_now
 from polyopt.dsl.expr import Accumulation, AffineSize, Boundary, Call, Element, Expr, Literal, Scalar, as_expr
 from polyopt.dsl.spans import user_span
@@ -21,14 +21,14 @@ class Tensor(Handle):
     # --- elements and definitions -----------------------------------------------------------------------------
 
     def __getitem__(self, key: object) -> Any:
-        return shaping.subscript(self, key, None)
+        return subscripts.subscript(self, key, None)
 
     def __setitem__(self, key: object, value: object) -> None:
-        subscripts = shaping.left_side(self, key)
-        if isinstance(value, Accumulation) and _accumulates(value, self, subscripts):
-            self.state.define(self, subscripts, value.args[1], "sum" if value.kind == "sum" else "prod")
+        left = subscripts.left_side(self, key)
+        if isinstance(value, Accumulation) and _accumulates(value, self, left):
+            self.state.define(self, left, value.args[1], "sum" if value.kind == "sum" else "prod")
         else:
-            self.state.define(self, subscripts, as_expr(value, f"as the definition of '{self.name}'"))
+            self.state.define(self, left, as_expr(value, f"as the definition of '{self.name}'"))
 
     def pad(self, value: Scalar = 0) -> BoundedTensor:
         """The tensor with `value` outside its box."""
@@ -53,7 +53,7 @@ class Tensor(Handle):
     @property
     def shape(self) -> tuple[AffineSize | int, ...]:
         """The extents: numbers, or symbolic sizes."""
-        return tuple(shaping.as_size(extent) for extent in shaping.require_extents(self, "shape"))
+        return tuple(subscripts.as_size(extent) for extent in subscripts.require_extents(self, "shape"))
 
     @property
     def ndim(self) -> int:
@@ -109,7 +109,7 @@ class BoundedTensor:
         self.tensor, self.boundary = tensor, boundary
 
     def __getitem__(self, key: object) -> Any:
-        return shaping.subscript(self.tensor, key, self.boundary)
+        return subscripts.subscript(self.tensor, key, self.boundary)
 
     def __iter__(self) -> Any:
         return iter(self.tensor)

@@ -6,16 +6,15 @@ become `Where`, data conditions `select`. Reductions are in `dsl.lower_reduction
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
-from polyopt.dsl import affine as af
 from polyopt.dsl import ir
 from polyopt.dsl.builtins import BUILTINS
+from polyopt.dsl.constants import Typed, condition_value, constant, fold_weak, integer_range, literal, recast
 from polyopt.dsl.expr import (
     AffineSize,
     Boundary,
@@ -57,16 +56,8 @@ from polyopt.dsl.types import (
     concrete,
     join,
 )
-from polyopt.dtypes import DType, bool_, f64, from_numpy, i8, i64, promote
+from polyopt.dtypes import DType, bool_, f64, i8, i64, promote
 from polyopt.errors import DefinitionError, DTypeError, Span
-
-
-@dataclass(frozen=True, slots=True)
-class Typed:
-    """A typed node. While `type` is weak or unknown, the node's own dtype is provisional."""
-
-    node: ir.Expr
-    type: Type
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +282,7 @@ class Builder:
     def _apply(self, name: str, args: tuple[Typed, ...], operand: Type, span: Span | None) -> Typed:
         nodes = tuple(self.convert(arg, operand, span) for arg in args)
         if isinstance(operand, WeakType) and all(isinstance(node, ir.Const) for node in nodes):
-            folded = _fold_weak(name, tuple(node.value for node in nodes if isinstance(node, ir.Const)), operand)
+            folded = fold_weak(name, tuple(node.value for node in nodes if isinstance(node, ir.Const)), operand)
             if folded is not None:
                 return folded
         return Typed(ir.Op(name, nodes, concrete(operand)), operand)
@@ -377,84 +368,10 @@ class Builder:
         return value.node if value.type == dtype or value.node.dtype == dtype else ir.Cast(value.node, dtype)
 
 
-# --- constants -------------------------------------------------------------------------------------------------------
+# --- small questions -------------------------------------------------------------------------------------------------
 
-
-def literal(value: bool | int | float | np.generic) -> Typed:
-    """A number: weak where it is Python's, of its own dtype where it is NumPy's."""
-    if isinstance(value, np.generic):
-        dtype = from_numpy(value.dtype)
-        return Typed(ir.Const(value.item(), dtype), dtype)
-    if isinstance(value, bool):
-        return Typed(ir.Const(value, bool_), WEAK_BOOL)
-    if isinstance(value, int):
-        return Typed(ir.Const(value, i64), WEAK_INT)
-    return Typed(ir.Const(value, f64), WEAK_FLOAT)
-
-
-def constant(value: bool | int | float, dtype: DType, span: Span | None) -> ir.Const:
-    """The number in a dtype. Raises `DTypeError` where an integer dtype cannot hold it."""
-    if dtype.is_float:
-        return ir.Const(_rounded(float(value), dtype), dtype)
-    if dtype.is_bool:
-        return ir.Const(bool(value), dtype)
-    low, high = integer_range(dtype)
-    if not math.isfinite(value) or not low <= int(value) <= high:
-        raise DTypeError(
-            f"{value} does not fit {dtype}",
-            where=span,
-            why=f"{dtype} holds {low} to {high}.",
-            fix="convert the other operand to a wider dtype with po.cast, or fix the tensor's dtype with dtype=.",
-            facts={"value": value, "dtype": str(dtype)},
-        )
-    return ir.Const(int(value), dtype)
-
-
-def _rounded(value: float, dtype: DType) -> float:
-    """The value nearest to `value` in a floating dtype."""
-    if dtype.name == "f64" or not math.isfinite(value):
-        return value
-    if dtype.name == "bf16":
-        return _round_to_bf16(value)
-    with np.errstate(over="ignore"):
-        return float(np.asarray(value).astype(dtype.numpy))
-
-
-def _round_to_bf16(value: float) -> float:
-    """Round half to even at 8 significant bits; ml_dtypes is an extra, so it is not asked."""
-    mantissa, exponent = math.frexp(value)
-    step = math.ldexp(1.0, max(exponent - 8, -133))
-    rounded = round(value / step) * step if mantissa else value
-    return math.copysign(math.inf, value) if abs(rounded) >= math.ldexp(1.0, 128) else math.copysign(rounded, value)
-
-
-def integer_range(dtype: DType) -> tuple[int, int]:
-    """The least and the greatest value of an integer dtype."""
-    if dtype.kind == "u":
-        return 0, 2**dtype.bits - 1
-    return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
-
-
-def recast(node: ir.Expr, dtype: DType, span: Span | None) -> ir.Expr:
-    """A weak node in a dtype: constants change in place, choices in their branches."""
-    if node.dtype == dtype:
-        return node if not isinstance(node, ir.Const) else constant(node.value, dtype, span)
-    match node:
-        case ir.Const(value=value):
-            return constant(value, dtype, span)
-        case ir.Where(condition, then, otherwise):
-            return ir.Where(condition, recast(then, dtype, span), recast(otherwise, dtype, span), dtype)
-        case ir.Op(name="select", args=(condition, then, otherwise)):
-            return ir.Op("select", (condition, recast(then, dtype, span), recast(otherwise, dtype, span)), dtype)
-        case _:
-            return ir.Cast(node, dtype)
-
-
-def condition_value(condition: af.Condition) -> Typed:
-    """An affine condition used as a value."""
-    if condition in (af.TRUE, af.FALSE):
-        return Typed(ir.Const(condition == af.TRUE, bool_), bool_)
-    return Typed(ir.Where(condition, ir.Const(True, bool_), ir.Const(False, bool_), bool_), bool_)
+_INTEGER_BOOLS = frozenset({"floordiv", "mod", "shl", "shr", "pow"})
+_SMALL = 64
 
 
 def _subscript_fix(expr: Expr) -> str:
@@ -464,24 +381,6 @@ def _subscript_fix(expr: Expr) -> str:
         "make one of the factors a constant known at compile time (an int parameter), or give the product an index "
         "of its own."
     )
-
-
-def _fold_weak(name: str, values: tuple[bool | int | float, ...], operand: WeakType) -> Typed | None:
-    """A operation on Python numbers alone, done at once; None where Python would not give a number."""
-    try:
-        with np.errstate(all="ignore"):
-            result = BUILTINS[name].numpy(*values)
-    except (ArithmeticError, TypeError, ValueError):
-        return None
-    value = np.asarray(result).item()
-    kind = {"b": bool, "i": int, "f": float}[operand.kind]
-    return literal(kind(value))
-
-
-# --- small questions -------------------------------------------------------------------------------------------------
-
-_INTEGER_BOOLS = frozenset({"floordiv", "mod", "shl", "shr", "pow"})
-_SMALL = 64
 
 
 def _left_chain(expr: Expr) -> list[Expr]:
