@@ -114,6 +114,9 @@ class Faulty:
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         return self.op.lower(*args, **kwargs)
 
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        return self.op.compile(*args, **kwargs)
+
 
 def wrong_element(op, *args, **kwargs):
     result = op(*args, **kwargs)
@@ -167,9 +170,9 @@ FAULTS = {
     wrong_dtype: ["result is float64 and should be float32"],
     wrong_shape: ["has shape (4, 7) and should have (5, 7)"],
     changes_input: ["the input 'b' was changed, first at (4,)"],
-    writes_before: ["bytes before the start of result were written"],
+    writes_before: ["bytes before the start of the result 'out' were written"],
     writes_behind: ["touches memory behind the end of an array"],
-    other_with_out: ["a second call, with out=, gives another result"],
+    other_with_out: ["another call, with out=, gives another result"],
 }
 
 
