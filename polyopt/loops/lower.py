@@ -56,7 +56,7 @@ def lower(
     strides: bytes per dimension of an argument; None, or absent, for C-contiguous. With symbolic sizes a strided
              argument's strides become run-time parameters `x_stride0`, ...
     """
-    scanner = _Scanner(scop, {loop.name: loop for loop in loops(tree)}, storage)
+    scanner = _Scanner(scop, tree, storage)
     body = scanner.scan(ast(scop, tree))
     arguments, extra = _arguments(scop, [*parameters, *results], strides)
     written = tuple(results)
@@ -123,15 +123,19 @@ class _Scanner:
     A mark names the loop below it. isl drops a loop of one iteration and may cut a loop into pieces; the value of a
     dropped loop is computed from the instance.
 
+    loops:     by name; the kind is that of every loop of the name
+    rows:      the row of each statement in each loop, by the loop's name; point loops of one name stand apart
     variables: the variable of each loop that is open, by the loop's name
     names:     the variable of each open iterator of isl's, by its name
     loop_of:   the loop that each variable scans
     """
 
     scop: Scop
-    tree_loops: Mapping[str, Loop]
+    tree: Tree
     storage: StoragePlan
     bodies: Bodies = field(init=False)
+    loops: dict[str, Loop] = field(init=False)
+    rows: dict[str, dict[str, Affine]] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     loop_of: dict[str, str] = field(default_factory=dict)
@@ -140,6 +144,9 @@ class _Scanner:
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.scop, {b.array: b for b in self.storage.buffers})
         self.used = set(self.scop.sizes)
+        self.loops = {loop.name: loop for loop in loops(self.tree)}
+        for loop in loops(self.tree):
+            self.rows.setdefault(loop.name, {}).update(loop.rows)
 
     def scan(self, node: isl.AstNode) -> Stmt:
         body = _flat(self.node(node))
@@ -177,7 +184,7 @@ class _Scanner:
         step = int(node.for_get_inc().get_val().to_python())
         body = self.node(node.for_get_body())
         del self.names[iterator], self.variables[name]
-        source = self.tree_loops[name]
+        source = self.loops[name]
         kind = source.kind if source.kind != "vector" or _suits_lanes(body, step) else "serial"
         return For(variable, lower, upper, _flat(body), step, kind, _axis_label(name), source.chunk)
 
@@ -197,7 +204,7 @@ class _Scanner:
         def loop_value(name: str) -> Affine:
             if name in self.variables:
                 return axis(self.variables[name])
-            row = self.tree_loops[name].row(statement.name)
+            row = self.rows[name][statement.name]
             return affine.substitute(row, lambda atom: values[atom.name] if isinstance(atom, AxisRef) else None)
 
         return self.bodies.store(statement, values, loop_value, self.floors(statement.name))
@@ -206,7 +213,7 @@ class _Scanner:
         """The quotients of axes that are the row of an open loop, such as `j // 64` in a loop over tiles."""
         found: dict[FloorDiv, Affine] = {}
         for name, variable in self.variables.items():
-            row = self.tree_loops[name].row(statement)
+            row = self.rows[name].get(statement, Affine(0))
             if len(row.terms) != 1 or row.constant != 0:
                 continue
             atom, factor = row.terms[0]
