@@ -32,7 +32,7 @@ def log2(b: Builder[V], x: V) -> V:
 
 
 def log1p(b: Builder[V], x: V) -> V:
-    """log(1 + x). Error < 1.5 ulp.
+    """log(1 + x). Error < 2 ulp.
 
     1 + x is a sum of two floats; scaled by 2**-k, the second joins f. For k = 0 f is x itself.
     """
