@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -63,7 +65,7 @@ def test_functions_of_a_computed_value(dtype, name):
 @pytest.mark.parametrize("name", ["sum", "prod", "max", "custom"])
 def test_reductions(dtype, name):
     n = 300
-    combine = Op("add", (Var("a", dtype), op("mul", Var("b", dtype), num(0.5, dtype), dtype=dtype)), dtype)
+    combine: Op[Any] = Op("add", (Var("a", dtype), op("mul", Var("b", dtype), num(0.5, dtype), dtype=dtype)), dtype)
     neutral = None if name == "max" else Const(1.0 if name == "prod" else 0.0, dtype)
     reducer = Reducer(name, dtype, neutral, combine if name == "custom" else None)
     value = Reduce(reducer, rd("x", "k", dtype=dtype), (ax("k", n),), dtype)

@@ -174,9 +174,9 @@ class Walker:
                 return
             case Op(args=args):
                 for arg in args:
-                    self._touch(arg)  # type: ignore[arg-type]  # a loop program holds loop expressions only
+                    self._touch(arg)
             case Cast(arg=arg):
-                self._touch(arg)  # type: ignore[arg-type]  # as above
+                self._touch(arg)
             case Load():
                 self._note(expr)
             case _:
@@ -213,9 +213,9 @@ class Walker:
             case Var(name):
                 return self.values[name]
             case Cast(arg):
-                return self._integer(arg)  # type: ignore[arg-type]  # as above
+                return self._integer(arg)
             case Op(name, args):
-                return _compute(name, [self._integer(arg) for arg in args])  # type: ignore[arg-type]  # as above
+                return _compute(name, [self._integer(arg) for arg in args])
             case Load():
                 index = self._note(expr)
                 if index is None:

@@ -153,10 +153,10 @@ class _Machine:
             case Var(name):
                 return lambda environment: environment[name]
             case Cast(arg, dtype):
-                inner = self.value(arg)  # type: ignore[arg-type]  # a loop program holds loop expressions only
+                inner = self.value(arg)
                 return lambda environment: _scalar(inner(environment), dtype)
             case Op(name, args, dtype):
-                return self._operation(name, [self.value(arg) for arg in args], dtype)  # type: ignore[arg-type]  # as above
+                return self._operation(name, [self.value(arg) for arg in args], dtype)
             case Load():
                 return self._load(expr)
             case _:
@@ -271,7 +271,7 @@ class _Machine:
 
     def _combine(self, reducer: Reducer) -> Callable[[Any, Any], Any]:
         if reducer.combine is not None:
-            combined = self.value(reducer.combine)  # type: ignore[arg-type]  # operations on its two values only
+            combined = self.value(reducer.combine)
             return lambda a, b: combined({"a": a, "b": b})
         name = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}[
             reducer.name

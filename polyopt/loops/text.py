@@ -74,14 +74,14 @@ def _expr(expr: Expr) -> tuple[int, str]:
         case Var(name):
             return _ATOM, name
         case Cast(arg=arg, dtype=dtype):
-            return _ATOM, f"{dtype}({expr_text(arg)})"  # type: ignore[arg-type]  # loop expressions only
+            return _ATOM, f"{dtype}({expr_text(arg)})"
         case Load(mask=None):
             return _ATOM, _access(expr)
         case Load(mask=mask):
             assert mask is not None
             return _CHOICE, f"{_access(expr)} if {expr_text(mask)} else 0"
         case Op(name=name, args=args):
-            return _op(name, args)  # type: ignore[arg-type]  # loop expressions only
+            return _op(name, args)
         case _:
             assert_never(expr)
 
@@ -240,7 +240,7 @@ def _store_text(store: Store) -> str:
 def _combined(reducer: Reducer, running: str, value: str) -> str:
     """A custom reduction's combine with its two values written in."""
     assert reducer.combine is not None, "a custom reducer has an expression"
-    text = expr_text(reducer.combine)  # type: ignore[arg-type]  # it holds operations on its two values only
+    text = expr_text(reducer.combine)
     values = {"a": running, "b": value if re.fullmatch(r"[\w.]+|\w+\[[^]]*\]", value) else f"({value})"}
     return re.sub(r"\b[ab]\b", lambda match: values[match[0]], text)
 

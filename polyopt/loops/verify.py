@@ -172,7 +172,7 @@ class _Scope:
                 _require(name in self.variables, "variables", f"'{name}' is used where it has no value")
                 _require(expr.dtype == i64, "dtypes", f"the variable '{name}' is i64, not {expr.dtype}")
             case Cast(arg):
-                self._dtype(arg)  # type: ignore[arg-type]  # a loop program holds loop expressions only
+                self._dtype(arg)
             case Op():
                 self._check_op(expr)
             case Load():
@@ -184,11 +184,11 @@ class _Scope:
                 assert_never(expr)
         return expr.dtype
 
-    def _check_op(self, op: Op) -> None:
+    def _check_op(self, op: Op[Expr]) -> None:
         row = BUILTINS.get(op.name)
         if row is None or len(op.args) != row.arity:
             raise _fault("dtypes", f"there is no operation '{op.name}' of {len(op.args)} operands")
-        types = [self._dtype(arg) for arg in op.args]  # type: ignore[arg-type]  # as above
+        types = [self._dtype(arg) for arg in op.args]
         if op.name == "select":
             _require(types.pop(0).is_bool, "dtypes", "a choice is made by a value that is no bool", expr_text(op))
         operand = types[0]

@@ -32,12 +32,11 @@ def ints(*values: int | str | Expr) -> tuple[Expr, ...]:
     return tuple(integer(v) if isinstance(v, int) else index_var(v) if isinstance(v, str) else v for v in values)
 
 
-def op(name: str, *args: int | str | Expr, dtype: DType = i64) -> Op:
-    operands: tuple[Any, ...] = ints(*args)  # `Op` is typed for programs, whose expressions have no loads
-    return Op(name, operands, dtype)
+def op(name: str, *args: int | str | Expr, dtype: DType = i64) -> Op[Expr]:
+    return Op(name, ints(*args), dtype)
 
 
-def less(left: int | str | Expr, right: int | str | Expr) -> Op:
+def less(left: int | str | Expr, right: int | str | Expr) -> Op[Expr]:
     return op("lt", left, right, dtype=bool_)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_values_have_exactly_their_dtype():
 
 def test_reducers_combine_with_what_is_there():
     x = np.array([3.0, np.nan, 1.0])
-    square = Op("add", (Var("a", f64), Op("mul", (Var("b", f64), Var("b", f64)), f64)), f64)
+    square: Op[Any] = Op("add", (Var("a", f64), Op("mul", (Var("b", f64), Var("b", f64)), f64)), f64)
     for reducer, start, expected in [
         (Reducer("max", f64, None), -np.inf, np.nan),
         (Reducer("sum", f64, Const(0.0, f64)), 1.0, np.nan),
