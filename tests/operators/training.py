@@ -129,6 +129,16 @@ def rounding_numpy(x: Array) -> tuple[Array, ...]:
 
 
 @po.op
+def casts(x):
+    """To every narrower and wider dtype, towards zero where the fraction is lost."""
+    return tuple(po.cast(4 * x, dtype) for dtype in (po.i8, po.i16, po.i32, po.i64, po.f16, po.f32))
+
+
+def casts_numpy(x: Array) -> tuple[Array, ...]:
+    return tuple((4 * x).astype(dtype) for dtype in ("i1", "i2", "i4", "i8", "f2", "f4"))
+
+
+@po.op
 def integer_division(x, y):
     """Towards minus infinity, as in Python."""
     return x // y, x % y
@@ -270,6 +280,7 @@ OPERATORS = (
         REAL,
     ),
     Operator("rounding", rounding, rounding_numpy, lambda draw, m, n: (draw(m, n),), PLANE, PRECISE),
+    Operator("casts", casts, casts_numpy, lambda draw, m, n: (draw(m, n),), {"M": 4, "N": 16}, REAL),
     Operator(
         "integer_division",
         integer_division,
