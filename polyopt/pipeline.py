@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from polyopt import target as targets
 from polyopt.codegen_c import emit, mapping
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
-from polyopt.errors import ArgumentError
+from polyopt.errors import ArgumentError, LegalityError, ScheduleError
 from polyopt.fusion import attach, rewrite
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
@@ -86,8 +86,19 @@ def lower(program: ir.Program, options: Options) -> Lowering:
 def build(program: ir.Program, options: Options) -> Built:
     """Object code of a resolved program, its schedule proved legal."""
     lowering = Lowering(program, options)
-    lowering.verify()
     return Built(jit.compile_object(lowering.module.text, options.target), lowering.info, str(lowering.report()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decided:
+    """What follows from fusion. fallback: why the plans were given up for the plain order; empty as a rule."""
+
+    tiling: TilingPlan
+    mapping: mapping.CpuMapping
+    tree: Tree
+    schedule: isl.Schedule
+    storage: StoragePlan
+    fallback: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,38 +157,62 @@ class Lowering:
         return plan
 
     @cached_property
-    def _fused(self) -> Tree:
-        return trees.numbered(self.fusion.tree)
+    def _decided(self) -> Decided:
+        """Everything after fusion, proved; without tiles, lanes and threads where the proof fails."""
+        try:
+            return self._decide(simple=False)
+        except (LegalityError, ScheduleError) as error:
+            _LOG.warning("%s: %s; falling back to the plain order", self.program.name, error.what)
+            return replace(self._decide(simple=True), fallback=error.what)
 
-    @cached_property
+    def _decide(self, *, simple: bool) -> Decided:
+        fused = trees.numbered(self.fusion.tree)
+        tiling = TilingPlan(()) if simple else tiling_decide.decide(self.scop, fused, self.options.target)
+        tiled = tiling_apply.apply(fused, tiling)
+        threads = mapping.CpuMapping((), ()) if simple else mapping.decide(self.scop, tiled)
+        tree = mapping.apply(tiled, threads)
+        schedule = trees.as_schedule(tree, self.scop)
+        places = (
+            storage.whole_plan(self.scop) if simple else storage.decide(self.scop, self.dependences, tree, schedule)
+        )
+        _STAGE_LOGS["schedule"].info("%s:\n%s", self.program.name, trees.tree_text(tree))
+        decided = Decided(tiling, threads, tree, schedule, places)
+        self._prove(decided, self.dependences)
+        return decided
+
+    def _prove(self, decided: Decided, dependences: Dependences) -> Proof:
+        kinds = {loop.name: loop.kind for loop in trees.loops(decided.tree)}
+        return legality.prove(self.scop, dependences, decided.schedule, kinds, decided.storage)
+
+    @property
     def tiling(self) -> TilingPlan:
         """Tiles, register tiles and lanes, and why."""
-        return tiling_decide.decide(self.scop, self._fused, self.options.target)
+        return self._decided.tiling
 
-    @cached_property
-    def _tiled(self) -> Tree:
-        return tiling_apply.apply(self._fused, self.tiling)
-
-    @cached_property
+    @property
     def mapping(self) -> mapping.CpuMapping:
         """Which loops run on several threads."""
-        return mapping.decide(self.scop, self._tiled)
+        return self._decided.mapping
 
-    @cached_property
+    @property
     def tree(self) -> Tree:
         """The final loop tree."""
-        return mapping.apply(self._tiled, self.mapping)
+        return self._decided.tree
 
-    @cached_property
+    @property
     def schedule(self) -> isl.Schedule:
         """The final schedule tree."""
-        _STAGE_LOGS["schedule"].info("%s:\n%s", self.program.name, trees.tree_text(self.tree))
-        return trees.as_schedule(self.tree, self.scop)
+        return self._decided.schedule
 
-    @cached_property
+    @property
     def storage(self) -> StoragePlan:
         """Where each temporary lives."""
-        return storage.decide(self.scop, self.dependences, self.tree, self.schedule)
+        return self._decided.storage
+
+    @property
+    def fallback(self) -> str:
+        """Why the plain order was taken; empty where the plans were proved, as they should be."""
+        return self._decided.fallback
 
     @cached_property
     def loops(self) -> LoopProgram:
@@ -191,19 +226,17 @@ class Lowering:
             strides=self.options.layouts,
         )
 
-    @cached_property
+    @property
     def proof(self) -> Proof:
-        """The ledger of proved claims; made once, on every compile."""
+        """The ledger of proved claims."""
         return self.verify()
 
     def verify(self) -> Proof:
-        """Proves from scratch that the final schedule computes what the equations say.
+        """Proves from scratch that the final schedule computes what the equations say; every compile does so.
 
         Raises `LegalityError` with a violating pair of instances.
         """
-        kinds = {loop.name: loop.kind for loop in trees.loops(self.tree)}
-        dependences = dependence.compute(self.scop, strict=self.options.numerics == "strict")
-        return legality.prove(self.scop, dependences, self.schedule, kinds, self.storage)
+        return self._prove(self._decided, dependence.compute(self.scop, strict=self.options.numerics == "strict"))
 
     @cached_property
     def module(self) -> LlvmModule:

@@ -33,6 +33,8 @@ class Stages(Protocol):
     def storage(self) -> StoragePlan: ...
     @property
     def proof(self) -> Proof: ...
+    @property
+    def fallback(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Report:
     mapping: str
     storage: str
     proof: str
+    fallback: str = ""
 
     @property
     def intensity(self) -> float:
@@ -78,6 +81,8 @@ class Report:
             f"  operations per byte   {self.intensity:.2f}, so bound by {self.bound}",
             f"  temporary bytes       {self.temporary_bytes}",
         ]
+        if self.fallback:
+            lines.append(f"  FALLBACK to the plain order: {self.fallback}")
         for title, text in sections.items():
             lines.append(f"{title}:")
             lines += [f"  {line}" for line in text.splitlines() if line]
@@ -102,6 +107,7 @@ def make(stages: Stages) -> Report:
         mapping=str(stages.mapping),
         storage=str(stages.storage),
         proof=str(stages.proof),
+        fallback=stages.fallback,
     )
 
 

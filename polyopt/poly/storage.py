@@ -72,6 +72,11 @@ def decide(scop: Scop, dependences: Dependences, tree: Tree, schedule: isl.Sched
     return StoragePlan(tuple(planner.storage(array, tree) for array in scop.arrays if array.role == "local"))
 
 
+def whole_plan(scop: Scop) -> StoragePlan:
+    """Every local array whole, for the whole call."""
+    return StoragePlan(tuple(whole(array) for array in scop.arrays if array.role == "local"))
+
+
 def whole(array: Array) -> Storage:
     """All elements, for the whole call."""
     rank = len(array.shape)
