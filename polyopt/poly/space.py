@@ -417,4 +417,6 @@ def project_onto(domain: isl.Set, names: Sequence[str]) -> isl.Set:
 def insert_axes(domain: isl.Set, space: Space) -> isl.Set:
     """The set as the trailing dimensions of `space`, whose leading ones are free."""
     wide = domain.insert_dims(_SET, 0, len(space.axes) - domain.dim(_SET))
-    return space.universe().intersect(wide)
+    for position, name in enumerate(space.axes):
+        wide = wide.set_dim_name(_SET, position, name)
+    return wide
