@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from polyopt.codegen_c import memory, ops
+from polyopt.codegen_c import memory, ops, quotients
 from polyopt.codegen_c.llvm_text import Function, Value
 from polyopt.codegen_c.memory import Index, Place
 from polyopt.codegen_c.values import (
@@ -38,7 +38,7 @@ from polyopt.codegen_c.values import (
 )
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import DType, bf16, f16, i64
-from polyopt.loops.ir import Check, Expr, Load
+from polyopt.loops.ir import Check, Expr, Load, walk_expr
 
 Key = tuple[Linear, ...]
 
@@ -192,6 +192,10 @@ class Expressions:
             compared = self._compare_linear(expr, context)
             if compared is not None:
                 return compared
+        if dtype == i64 and expr.name in ("floordiv", "mod"):
+            divided = self._divide_linear(expr, context)
+            if divided is not None:
+                return divided
         operands = [self.value(arg, context) for arg in expr.args]
         result = ops.apply(self.f, expr.name, dtype, operands, self._math)
         if dtype == i64 and expr.name in _INDEX_LIKE:
@@ -205,8 +209,20 @@ class Expressions:
         if not (self.is_bounded(left) and self.is_bounded(right)):
             return None
         assert isinstance(left, Linear) and isinstance(right, Linear), "bounded indices are linear"
-        predicate = _PREDICATES[expr.name]
-        return self.compare_to_zero(predicate, left - right, context.lanes)
+        difference = left - right
+        if abs(difference.lane_factor) * context.lanes >= 1 << 30:
+            return None
+        return self.compare_to_zero(_PREDICATES[expr.name], difference, context.lanes)
+
+    def _divide_linear(self, expr: Op[Expr], context: Context) -> Value | None:
+        """A subscript divided by a constant, in lanes."""
+        form, divisor = self.index(expr.args[0], context), self.value(expr.args[1], context)
+        if not (isinstance(form, Linear) and form.lane_factor and self.is_bounded(form)):
+            return None
+        if not quotients.is_easy(form, divisor, context.lanes):
+            return None
+        parts = quotients.divided(self.f, form, int(divisor.constant or 1), context.lanes, self._math)
+        return parts[0] if expr.name == "floordiv" else parts[1]
 
     def compare_to_zero(self, predicate: str, form: Linear, lanes: int) -> Value:
         """`form <predicate> 0` for a form that cannot overflow."""
@@ -237,7 +253,8 @@ class Expressions:
         place = self.places[expr.buffer]
         guard = self.checked(place, indices, expr.checks, guard, context)
         address = memory.address_of(self.f, place, indices, context.lanes)
-        stored = memory.read(self.f, place, address, context.lanes, context.mask, guard)
+        is_data = any(isinstance(node, Load) for index in expr.indices for node in walk_expr(index))
+        stored = memory.read(self.f, place, address, context.lanes, context.mask, guard, is_regular=not is_data)
         return ops.from_memory(self.f, stored, expr.dtype)
 
     def promoted(self, buffer: str, indices: tuple[Expr, ...], context: Context) -> Slot | None:

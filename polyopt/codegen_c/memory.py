@@ -15,8 +15,12 @@ from polyopt.codegen_c.values import (
     Linear,
     any_lane,
     binary,
+    compare,
     constant,
     int64,
+    lane,
+    lane_choice,
+    lane_mask,
     lane_numbers,
     level_sums,
     linear,
@@ -154,11 +158,22 @@ def pointers(f: Function, address: Address, lanes: int) -> Value:
 # --- loads ----------------------------------------------------------------------------------------------------
 
 
-def read(f: Function, place: Place, address: Address, lanes: int, mask: Value | None, guard: Value | None) -> Value:
+def read(
+    f: Function,
+    place: Place,
+    address: Address,
+    lanes: int,
+    mask: Value | None,
+    guard: Value | None,
+    *,
+    is_regular: bool = False,
+) -> Value:
     """The element of each lane; zero where `guard` does not hold. A scalar where all lanes read one element.
 
-    mask:  lanes that are on (at least one); the others' values do not matter
-    guard: where false nothing is read
+    mask:       lanes that are on (at least one); the others' values do not matter
+    guard:      where false nothing is read
+    is_regular: scattered lanes are often neighbours all the same, as they are where a subscript wraps around or
+                is clamped
     """
     if address.is_uniform:
         return _read_uniform(f, place, address, mask, guard)
@@ -173,7 +188,53 @@ def read(f: Function, place: Place, address: Address, lanes: int, mask: Value | 
         backwards = range(lanes - 1, -1, -1)
         active = active and shuffle(f, active, backwards)
         return shuffle(f, _read_vector(f, place, first, lanes, active), backwards)
+    if address.scattered is None and active is None and step in _few_items(place):
+        return _read_strided(f, place, address, lanes, step // place.itemsize)
+    if is_regular and address.scattered is not None and address.unit == place.itemsize:
+        return _read_neighbours(f, place, address, lanes, active)
     return _gather(f, place, address, lanes, active)
+
+
+def _few_items(place: Place) -> tuple[int, ...]:
+    """Steps per lane for which whole vectors and shuffles beat a gather."""
+    return tuple(place.itemsize * items for items in (2, 3, 4))
+
+
+def _read_strided(f: Function, place: Place, address: Address, lanes: int, items: int) -> Value:
+    """Every second, third or fourth element, out of whole vectors; nothing behind the last one is read."""
+    wanted = (lanes - 1) * items + 1
+    result: Value | None = None
+    for start in range(0, wanted, lanes):
+        mask = lane_mask(lanes, wanted - start) if wanted - start < lanes else None
+        part = _read_vector(f, place, pointer(f, address, start * place.itemsize), lanes, mask)
+        if result is None:
+            result = shuffle(f, part, [min(number * items, lanes - 1) for number in range(lanes)])
+            continue
+        places = [number * items - start for number in range(lanes)]
+        order = [lanes + where if 0 <= where < lanes else number for number, where in enumerate(places)]
+        result = shuffle(f, result, order, part)
+    assert result is not None, "a vector has lanes"
+    return result
+
+
+def _read_neighbours(f: Function, place: Place, address: Address, lanes: int, active: Value | None) -> Value:
+    """One vector where the lanes turn out to read neighbouring elements, else a gather."""
+    assert address.scattered is not None, "only scattered lanes need to be looked at"
+    scattered = splat(f, address.scattered, lanes)
+    first = lane(f, scattered, int64(0))
+    expected = binary(f, "add", splat(f, first, lanes), lane_numbers("i64", lanes))
+    apart = any_lane(f, compare(f, "ne", scattered, expected))
+    slot = f.alloca(vector_type(place.scalar, lanes), 64)
+
+    def gather() -> None:
+        f.write(slot, _gather(f, place, address, lanes, active))
+
+    def whole() -> None:
+        start = _moved(f, pointer(f, address), binary(f, "mul", first, int64(address.unit)))
+        f.write(slot, _read_vector(f, place, start, lanes, active))
+
+    f.branch(apart, gather, whole)
+    return f.read(slot, place.scalar, lanes)
 
 
 def _read_uniform(f: Function, place: Place, address: Address, mask: Value | None, guard: Value | None) -> Value:
@@ -235,6 +296,8 @@ def write(f: Function, place: Place, address: Address, lanes: int, mask: Value |
         first = pointer(f, address, -place.itemsize * (lanes - 1))
         backwards = range(lanes - 1, -1, -1)
         _write_vector(f, place, first, mask and shuffle(f, mask, backwards), shuffle(f, value, backwards))
+    elif address.scattered is None and mask is None and step in _few_items(place):
+        _write_strided(f, place, address, lanes, step // place.itemsize, value)
     else:
         target = _aligned(pointers(f, address, lanes), place)
         f.effect(
@@ -244,13 +307,18 @@ def write(f: Function, place: Place, address: Address, lanes: int, mask: Value |
         f.clobber([place.name])
 
 
+def _write_strided(f: Function, place: Place, address: Address, lanes: int, items: int, value: Value) -> None:
+    """Every second, third or fourth element, by masked vectors."""
+    for part in range(items):
+        positions = range(part * lanes, (part + 1) * lanes)
+        order = [position // items for position in positions]
+        mask = lane_choice([position % items == 0 for position in positions])
+        _write_vector(f, place, pointer(f, address, part * lanes * place.itemsize), mask, shuffle(f, value, order))
+
+
 def _write_vector(f: Function, place: Place, target: Value, mask: Value | None, value: Value) -> None:
     if mask is None:
         f.store(value, target, place.alignment, place.name)
         return
     f.effect(f"llvm.masked.store.{signature_suffix(value)}.p0", [value, _aligned(target, place), mask])
     f.clobber([place.name])
-
-
-def vector_memory_type(place: Place, lanes: int) -> str:
-    return vector_type(place.scalar, lanes)

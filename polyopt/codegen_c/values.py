@@ -65,8 +65,13 @@ def lane_numbers(scalar: str, lanes: int, factor: int = 1) -> Value:
 
 def lane_mask(lanes: int, active: int) -> Value:
     """The constant mask whose first `active` lanes are on."""
-    bits = ", ".join(f"i1 {'true' if lane < active else 'false'}" for lane in range(lanes))
-    return Value(f"<{bits}>", "i1", lanes)
+    return lane_choice([lane < active for lane in range(lanes)])
+
+
+def lane_choice(chosen: Sequence[bool]) -> Value:
+    """The constant mask with these lanes."""
+    bits = ", ".join(f"i1 {'true' if on else 'false'}" for on in chosen)
+    return Value(f"<{bits}>", "i1", len(chosen))
 
 
 # --- lanes ----------------------------------------------------------------------------------------------------
@@ -96,13 +101,14 @@ def lane(f: Function, vector: Value, index: Value) -> Value:
     return f.instruction(f"extractelement {vector}, {index}", vector.scalar, 1, [vector, index])
 
 
-def shuffle(f: Function, vector: Value, indices: Sequence[int]) -> Value:
-    """The lanes at `indices`, as a new vector; a scalar for one."""
+def shuffle(f: Function, vector: Value, indices: Sequence[int], second: Value | None = None) -> Value:
+    """The lanes at `indices` of `vector` and then `second`, as a new vector; a scalar for one."""
     if len(indices) == 1:
         return lane(f, vector, int64(indices[0]))
     order = ", ".join(f"i32 {index}" for index in indices)
-    text = f"shufflevector {vector}, {vector.type} poison, <{len(indices)} x i32> <{order}>"
-    return f.instruction(text, vector.scalar, len(indices), [vector])
+    other = second or Value("poison", vector.scalar, vector.lanes)
+    text = f"shufflevector {vector}, {other}, <{len(indices)} x i32> <{order}>"
+    return f.instruction(text, vector.scalar, len(indices), [vector, other])
 
 
 def any_lane(f: Function, mask: Value) -> Value:
