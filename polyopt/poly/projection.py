@@ -37,6 +37,8 @@ def largest_interval(
         for read in reads:
             read_bad, read_happening = _projected(base.name, read, sizes)
             bad, happening = bad.union(read_bad), happening.union(read_happening)
+        if base.is_resolved:  # by a read that no guard restricts, or by an index alone
+            happening = happening.union(space.box([base]))
         if happening.is_empty():
             return _without_guards(base, reads)
         good = space.box([base]).subtract(bad)

@@ -131,7 +131,7 @@ def _greatest_of(
         differences = [candidate - other for other in candidates if other != candidate]
         if all(_grows(difference) for difference in differences):
             conditions += [Compare(difference, ">=") for difference in differences]
-            if not is_nonnegative(candidate):
+            if not any(is_nonnegative(one) for one in candidates):
                 conditions.append(Compare(candidate, ">="))
             return candidate, conditions
     shown = " or ".join(str(candidate) for candidate in candidates)
