@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import polyopt as po
 from polyopt.loops.ir import For, walk
 from tests.polybench import KERNELS
 from tests.polybench.kernel import Inputs, Kernel, results
@@ -58,6 +59,22 @@ def test_runs_in_parallel_or_in_vectors(kernel: Kernel) -> None:
     lowered = kernel.op.lower(*inputs_of(kernel, 40))
     kinds = {loop.kind for loop in walk(lowered.loops.body) if isinstance(loop, For)}
     assert kinds & {"parallel", "vector"}, f"{kernel.name} has only {sorted(kinds)} loops:\n{lowered.loops}"
+
+
+@every_kernel
+def test_one_dynamic_kernel_serves_every_size(kernel: Kernel) -> None:
+    op = po.op(dynamic=True)(kernel.op.__wrapped__)
+    for size in (7, 1, 2, 40):
+        inputs = inputs_of(kernel, size)
+        assert_same(kernel, op(*inputs), kernel.loops(*inputs))
+
+
+@every_kernel
+def test_strict_numerics_give_the_bits_of_the_sequential_definition(kernel: Kernel) -> None:
+    op = po.op(numerics="strict")(kernel.op.__wrapped__)
+    inputs = inputs_of(kernel, 19)
+    for got, want in zip(results(op(*inputs)), results(op.reference(*inputs, numerics="strict")), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 STATES = ("fdtd-2d", "heat-3d", "jacobi-1d", "jacobi-2d", "seidel-2d")
