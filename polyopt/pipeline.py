@@ -23,6 +23,7 @@ from polyopt.fusion import attach, rewrite
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
 from polyopt.loops import lower as loops_lower
+from polyopt.loops import split as loops_split
 from polyopt.loops.ir import Expr, For, LoopProgram
 from polyopt.loops.ir import walk as walk_statements
 from polyopt.poly import dependence, extract, legality, ranges, storage
@@ -217,7 +218,7 @@ class Lowering:
     @cached_property
     def loops(self) -> LoopProgram:
         """The loop program."""
-        return loops_lower.lower(
+        program = loops_lower.lower(
             self.scop,
             self.tree,
             self.storage,
@@ -225,6 +226,7 @@ class Lowering:
             results=self.program.results,
             strides=self.options.layouts,
         )
+        return loops_split.split(program)
 
     @property
     def proof(self) -> Proof:

@@ -193,8 +193,6 @@ def _affine_bounded(subscript: Affine, extent: Affine, boundary: ir.Boundary) ->
 
 def _bounded(index: Expr, extent: Affine, boundary: ir.Boundary) -> Expr:
     """An index brought into [0, extent) as a clamped or periodic read asks; a padded one is masked elsewhere."""
-    size = affine_expr(extent)
     if isinstance(boundary, ir.Wrap):
-        return ir.Op("mod", (index, size), i64)
-    last = ir.Op("sub", (size, ir.Const(1, i64)), i64)
-    return ir.Op("maximum", (ir.Op("minimum", (index, last), i64), ir.Const(0, i64)), i64)
+        return ir.Op("mod", (index, affine_expr(extent)), i64)
+    return ir.Op("maximum", (ir.Op("minimum", (index, affine_expr(extent - 1)), i64), ir.Const(0, i64)), i64)

@@ -1,0 +1,273 @@
+"""Splits innermost loops where affine conditions change, so that most iterations test nothing.
+
+A padded read or an affine `where` leaves comparisons of the loop variable in the body. Each comparison holds on
+one side of a boundary; the longest stretch on which all of them are decided becomes a loop of its own with the
+decisions written in, and short loops before and after keep the tests. Source: index set splitting, [Griebl00].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef, axis, constant
+from polyopt.dsl.ir import Cast, Const, Op, Var
+from polyopt.dtypes import bool_, i64
+from polyopt.loops.ir import Alloc, Block, Expr, For, If, Load, LoopProgram, Stmt, Store, integer, walk, walk_expr
+from polyopt.loops.scan import affine_expr
+
+SHORTEST = 8
+"""Iterations that the stretch without tests must have to be worth its own loop."""
+
+
+def split(program: LoopProgram) -> LoopProgram:
+    """The same instances in the same order, with decided conditions written in."""
+    return replace(program, body=_visit(program.body))
+
+
+def _visit(statement: Stmt) -> Stmt:
+    match statement:
+        case Block(body):
+            return Block(tuple(_visit(inner) for inner in body))
+        case For(kind="serial" | "vector", step=1) if _is_innermost(statement):
+            return _split_loop(statement)
+        case For() | Alloc():
+            return replace(statement, body=_visit(statement.body))
+        case If(_, then, otherwise):
+            return replace(statement, then=_visit(then), otherwise=None if otherwise is None else _visit(otherwise))
+        case Store():
+            return statement
+
+
+def _is_innermost(loop: For) -> bool:
+    return all(isinstance(inner, Block | Store) for inner in walk(loop.body))
+
+
+# --- boundaries -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """A comparison and where it is decided: on [first, last) relative to the loop's lower bound it has `value`.
+
+    None is no limit on that side.
+    """
+
+    comparison: Expr
+    first: int | None
+    last: int | None
+    value: bool
+
+
+def _split_loop(loop: For) -> For | Block:
+    lower, upper = as_affine(loop.lower), as_affine(loop.upper)
+    if lower is None or upper is None or not (upper - lower).is_constant:
+        return loop
+    count = (upper - lower).constant
+    first, last, decided = _longest_stretch(loop, lower, count)
+    if not decided:
+        return loop
+    values = {d.comparison: d.value for d in decided}
+
+    def piece(start: int, end: int, body: Stmt) -> For:
+        return replace(loop, lower=affine_expr(lower + start), upper=affine_expr(lower + end), body=body)
+
+    inside = _split_loop(piece(first, last, _map_stores(loop.body, values)))  # a decision may uncover another
+    pieces: list[Stmt] = [piece(0, first, loop.body)] if first > 0 else []
+    pieces += inside.body if isinstance(inside, Block) else (inside,)
+    pieces += [piece(last, count, loop.body)] if last < count else []
+    return inside if len(pieces) == 1 else Block(tuple(pieces))
+
+
+def _longest_stretch(loop: For, lower: Affine, count: int) -> tuple[int, int, list[_Decided]]:
+    """Narrows the loop comparison by comparison, each time to the side with more iterations left."""
+    first, last = 0, count
+    chosen: list[_Decided] = []
+    for comparison in _comparisons(loop, count // 2):
+        sides = _sides(comparison, loop.var, lower)
+        best = max(sides, key=lambda side: _length(side, first, last), default=None)
+        if best is None or _length(best, first, last) < SHORTEST:
+            continue
+        first = first if best.first is None else max(first, best.first)
+        last = last if best.last is None else min(last, best.last)
+        chosen.append(best)
+    return first, last, chosen
+
+
+def _length(side: _Decided, first: int, last: int) -> int:
+    start = first if side.first is None else max(first, side.first)
+    end = last if side.last is None else min(last, side.last)
+    return end - start
+
+
+def _comparisons(loop: For, middle: int) -> Iterator[Op[Expr]]:
+    """Distinct comparisons on which the body depends, those inside a minimum, a maximum or a quotient included.
+
+    middle: an iteration; a quotient is compared with the value that it has there
+    """
+    seen: set[Expr] = set()
+    for store in walk(loop.body):
+        if isinstance(store, Store):
+            for expr in (*store.indices, store.value):
+                for node in walk_expr(expr):
+                    for comparison in _decisive(node, loop, middle):
+                        if comparison not in seen:
+                            seen.add(comparison)
+                            yield comparison
+
+
+def _decisive(node: Expr, loop: For, middle: int) -> Iterator[Op[Expr]]:
+    """The comparisons that decide what an operation gives."""
+    match node:
+        case Op(name) if name in _SIDES:
+            yield node
+        case Op("minimum" | "maximum", (left, right)) if node.dtype == i64:
+            yield _at_least(left, right)
+        case Op("floordiv", (left, Const(divisor))):
+            quotient = _quotient(left, int(divisor), loop, middle)
+            if quotient is not None:
+                yield _at_least(left, integer(quotient * int(divisor)))
+                yield _at_least(left, integer((quotient + 1) * int(divisor)))
+        case _:
+            return
+
+
+def _at_least(left: Expr, right: Expr) -> Op[Expr]:
+    return Op("ge", (left, right), bool_)
+
+
+def _quotient(numerator: Expr, divisor: int, loop: For, middle: int) -> int | None:
+    """The value of a quotient in one iteration, where only the loop variable moves it."""
+    affine, lower = as_affine(numerator), as_affine(loop.lower)
+    if affine is None or lower is None or divisor <= 0:
+        return None
+    there = affine - axis(loop.var) + lower + middle if affine.coefficient(AxisRef(loop.var)) == 1 else None
+    return there.constant // divisor if there is not None and there.is_constant else None
+
+
+_SIDES = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def _sides(comparison: Op[Expr], variable: str, lower: Affine) -> list[_Decided]:
+    """Where a comparison is decided; empty where it is not a boundary at a constant distance from the start."""
+    left, right = (as_affine(arg) for arg in comparison.args)
+    if left is None or right is None:
+        return []
+    difference = left - right
+    slope = difference.coefficient(AxisRef(variable))
+    rest = difference - axis(variable) * slope
+    if abs(slope) != 1 or variable in {atom.name for atom in _plain_atoms(rest)}:
+        return []
+    boundary = rest * -slope - lower  # difference is 0 where variable - lower = boundary
+    if not boundary.is_constant:
+        return []
+    at = boundary.constant
+    if comparison.name in ("eq", "ne"):
+        value = comparison.name == "ne"
+        return [_Decided(comparison, at + 1, None, value), _Decided(comparison, None, at, value)]
+    rising = slope == 1
+    inclusive = comparison.name in ("ge", "le")
+    wants_large = (comparison.name in ("ge", "gt")) == rising
+    start = at if wants_large == inclusive else at + 1  # first iteration of the upper side
+    return [_Decided(comparison, start, None, wants_large), _Decided(comparison, None, start, not wants_large)]
+
+
+def _plain_atoms(affine: Affine) -> Iterator[AxisRef | SizeRef]:
+    for atom, _ in affine.terms:
+        if isinstance(atom, FloorDiv):
+            yield from _plain_atoms(atom.numerator)
+        else:
+            yield atom
+
+
+def as_affine(expr: Expr) -> Affine | None:
+    """An i64 expression of loop variables and sizes in normal form; None where it is not affine."""
+    match expr:
+        case Const(value):
+            return constant(int(value))
+        case Var(name):
+            return axis(name)
+        case Op("add" | "sub" | "mul" | "floordiv" | "mod", (left, right)):
+            first, second = as_affine(left), as_affine(right)
+            return None if first is None or second is None else _combined(expr.name, first, second)
+        case _:
+            return None
+
+
+def _combined(name: str, left: Affine, right: Affine) -> Affine | None:
+    if name == "add":
+        return left + right
+    if name == "sub":
+        return left - right
+    if name == "mul":
+        factor, value = (left, right) if left.is_constant else (right, left)
+        return value * factor.constant if factor.is_constant else None
+    if not right.is_constant or right.constant <= 0:
+        return None
+    return left // right.constant if name == "floordiv" else left % right.constant
+
+
+# --- writing decisions in -------------------------------------------------------------------------------------
+
+
+def _map_stores(statement: Stmt, values: dict[Expr, bool]) -> Stmt:
+    if isinstance(statement, Block):
+        return Block(tuple(_map_stores(inner, values) for inner in statement.body))
+    assert isinstance(statement, Store), "an innermost body holds stores"
+    indices = tuple(_tidy(_decide(index, values)) for index in statement.indices)
+    return replace(statement, indices=indices, value=_decide(statement.value, values))
+
+
+def _decide(expr: Expr, values: dict[Expr, bool]) -> Expr:
+    """The expression with comparisons replaced by their values, and what then is decided left out."""
+    if expr in values:
+        return Const(values[expr], bool_)
+    match expr:
+        case Op("minimum" | "maximum", (left, right)) if _at_least(left, right) in values:
+            takes_left = values[_at_least(left, right)] == (expr.name == "maximum")
+            return _decide(left if takes_left else right, values)
+        case Op("floordiv", (left, Const(divisor))):
+            return _decided_quotient(expr, left, int(divisor), values)
+        case Op(name, args, dtype):
+            return _simplified(name, tuple(_decide(arg, values) for arg in args), expr)
+        case Cast(arg, dtype):
+            return Cast(_decide(arg, values), dtype)
+        case Load(indices=indices, mask=mask):
+            decided = None if mask is None else _decide(mask, values)
+            moved = tuple(_tidy(_decide(index, values)) for index in indices)
+            return replace(expr, indices=moved, mask=None if decided == Const(True, bool_) else decided)
+        case _:
+            return expr
+
+
+def _tidy(index: Expr) -> Expr:
+    """An index in normal form, where it is affine."""
+    affine = as_affine(index)
+    return index if affine is None else affine_expr(affine)
+
+
+def _decided_quotient(expr: Op[Expr], left: Expr, divisor: int, values: dict[Expr, bool]) -> Expr:
+    """The quotient as a number where both comparisons around it are decided."""
+    for comparison, value in values.items():
+        match comparison:
+            case Op("ge", (other, Const(bound))) if other == left and value and int(bound) % divisor == 0:
+                if values.get(_at_least(left, integer(int(bound) + divisor))) is False:
+                    return integer(int(bound) // divisor)
+            case _:
+                continue
+    return Op("floordiv", (_decide(left, values), integer(divisor)), expr.dtype)
+
+
+def _simplified(name: str, args: tuple[Expr, ...], original: Op[Expr]) -> Expr:
+    true, false = Const(True, bool_), Const(False, bool_)
+    if original.dtype == bool_ and name in ("and", "or"):
+        unit, zero = (true, false) if name == "and" else (false, true)
+        if zero in args:
+            return zero
+        kept = tuple(arg for arg in args if arg != unit)
+        return unit if not kept else kept[0] if len(kept) == 1 else Op(name, kept, bool_)
+    if original.dtype == bool_ and name == "not" and isinstance(args[0], Const):
+        return Const(not args[0].value, bool_)
+    if name == "select" and isinstance(args[0], Const):
+        return args[1] if args[0].value else args[2]
+    return Op(name, args, original.dtype)
