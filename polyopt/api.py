@@ -26,6 +26,8 @@ from polyopt.runtime import arguments, arrays, pool
 from polyopt.runtime.arguments import Arguments
 from polyopt.runtime.arrays import Array, Layout
 from polyopt.runtime.calls import Call, run_into
+from polyopt.runtime.fastcall import Entries, Quick
+from polyopt.runtime.glance import Glance
 from polyopt.runtime.kernel import Kernel
 from polyopt.target import Target
 
@@ -63,6 +65,9 @@ class Op:
         self._function = function
         self._choices = compilation.check_choices(choices)
         self._names = tuple(parameter.name for parameter in self.signature.parameters)
+        self._glance = Glance(self.signature)
+        self._quick: Quick | None = None
+        self._entries: Entries | None = None
         self._hot: dict[Hashable, Variant] = {}
         self._variants: dict[Hashable, Future[Variant]] = {}
         self._traces: dict[Hashable, Traced] = {}
@@ -77,29 +82,41 @@ class Op:
         Raises `ArgumentError`, `DTypeError` or `ShapeError` for arguments that do not fit, `DefinitionError` for
         equations that do not hold together, `BoundsError` for a data subscript out of range.
         """
-        try:
-            ordered = args + tuple([kwargs[name] for name in self._names[len(args) :]]) if kwargs else args
-            key = tuple([(type(a), a.dtype, a.shape, a.strides) for a in ordered])
-            variant = self._hot[key]
-        except (KeyError, AttributeError, TypeError):
-            return self._call_slowly(args, kwargs)
-        if len(ordered) != len(args) + len(kwargs) or settings.has_overrides() or tracing.is_tracing():
-            return self._call_slowly(args, kwargs)
-        results = variant.call(ordered)
+        if settings.has_overrides() or tracing.is_tracing():
+            return self._call_carefully(args, kwargs)
+        quick = self._quick
+        if quick is not None and not kwargs:
+            result = quick(*args)
+            if result is not None:
+                return result
+        return self._call_like_before(args, kwargs)
+
+    def _call_like_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that is recognised at a glance, if it is like one before."""
+        out = kwargs.get("out") if "out" not in self._names else None
+        named = kwargs if out is None else {name: value for name, value in kwargs.items() if name != "out"}
+        seen = self._glance.look(args, named)
+        variant = self._hot.get(seen[0]) if seen is not None else None
+        if seen is None or variant is None:
+            return self._call_carefully(args, kwargs)
+        if out is not None:
+            return out if variant.call.into(seen[1], out) else self._call_carefully(args, kwargs)
+        results = variant.call(seen[1])
         if results is None:
-            return self._call_slowly(args, kwargs)
+            return self._call_carefully(args, kwargs)
         return results[0] if variant.structure.make is None else variant.structure.rebuild(results)
 
-    def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_carefully(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call whose arguments are looked at one by one."""
         if tracing.is_tracing():
             return tracing.inline(self._function, self.signature, args, kwargs)
-        out = kwargs.pop("out", None) if "out" not in self._names else None
-        given = self._bind(args, kwargs)
+        named = dict(kwargs)
+        out = named.pop("out", None) if "out" not in self._names else None
+        given = self._bind(args, named)
         if out is not None:
             return self._call_into(given, out)
         variant = self._variant(given, {})
-        self._remember(given, args, kwargs, variant)
+        self._remember(given, args, named, variant)
         results = variant.call.new_results()
         variant.call.run(tuple(given.arrays.values()), results)
         return variant.structure.rebuild([given.wrap(result) for result in results] if given.wrap else results)
@@ -114,28 +131,33 @@ class Op:
         return out
 
     def _remember(self, given: Arguments, args: tuple[Any, ...], kwargs: Mapping[str, Any], variant: Variant) -> None:
-        """Let the next call with NumPy arrays like these go straight to the kernel."""
-        values = [*args, *kwargs.values()]
-        if (
-            settings.has_overrides()
-            or len(values) != len(given.arrays)
-            or any(type(v) is not np.ndarray for v in values)
-        ):
+        """Let the next call like this one go straight to the kernel."""
+        seen = self._glance.look(args, kwargs)
+        if seen is None or settings.has_overrides():
             return
-        _put(self._hot, tuple([(type(a), a.dtype, a.shape, a.strides) for a in given.arrays.values()]), variant)
+        _put(self._hot, seen[0], variant)
+        examples = tuple(given.arrays.values())
+        if variant.structure.make is not None or len(args) != len(examples) or len(args) != len(self._names):
+            return
+        if any(type(value) is not np.ndarray for value in args):
+            return
+        entry = variant.call.quick_entry(examples)
+        self._entries = self._entries or compilation.quick_entries()
+        if entry is not None and self._entries is not None:
+            self._entries.add(entry)
+            self._quick = self._entries.call
 
     # --- from arguments to a kernel -----------------------------------------------------------------------------
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-        compilation.choose_target(
-            self._choices.target, on_device=any(map(arrays.is_on_device, (*args, *kwargs.values())))
-        )
+        if any(map(arrays.is_on_device, (*args, *kwargs.values()))):
+            compilation.choose_target(self._choices.target, on_device=True)
         return arguments.bind(self.signature, args, kwargs)
 
     def _variant(self, given: Arguments, outs: Mapping[str, Array]) -> Variant:
         """The op prepared for arguments like these; made once, while other threads that want the same wait."""
         out_key = tuple((name, array.shape, arrays.layout(array)) for name, array in outs.items())
-        key = (os.getpid(), settings.current(), given.key(), out_key)
+        key = (os.getpid(), settings.call_key(), given.key(), out_key)
         mine: Future[Variant] = Future()
         future = self._variants.setdefault(key, mine)
         if future is not mine:

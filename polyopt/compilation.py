@@ -20,7 +20,11 @@ from polyopt.dsl import ir
 from polyopt.dsl.ir import Program
 from polyopt.errors import ArgumentError, BackendUnavailable, CompileError, ShapeError, Span
 from polyopt.progress import Progress
+from polyopt.runtime import fastcall, jit
 from polyopt.runtime.arrays import Layout
+from polyopt.runtime.fastcall import Entries
+from polyopt.runtime.fastcall_ir import fast_call_ir
+from polyopt.runtime.jit import LoadedCode
 from polyopt.runtime.kernel import Kernel, KernelInfo
 from polyopt.runtime.pool import POOLS, is_supported, pool_text
 from polyopt.target import Target, preset
@@ -71,6 +75,8 @@ class _Compiler:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
+        self._quick_code: LoadedCode | None = None
+        self._has_quick_code = False
         os.register_at_fork(
             before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._lock.release
         )
@@ -88,6 +94,15 @@ class _Compiler:
 
         with self._lock:
             return pipeline.lower(pipeline.resolve(problem.program), _options(problem))
+
+    def quick_code(self) -> LoadedCode | None:
+        with self._lock:
+            if not self._has_quick_code:
+                self._has_quick_code = True
+                self._quick_code = (
+                    fastcall.load(_helper_object(fast_call_ir())) if settings.current().fast_call else None
+                )
+            return self._quick_code
 
     def resolve(self, program: Program) -> Program:
         from polyopt import pipeline
@@ -115,6 +130,12 @@ def lower(problem: Problem) -> Lowering:
 def resolve(program: Program) -> Program:
     """The program with ranges and shapes found and checked."""
     return _COMPILER.resolve(program)
+
+
+def quick_entries() -> Entries | None:
+    """A new quick way into kernels, knowing none yet; None where this process must go through ctypes."""
+    code = _COMPILER.quick_code()
+    return None if code is None else Entries(code)
 
 
 def choose_target(choice: str | Target | None, *, on_device: bool = False) -> Target:
@@ -193,15 +214,20 @@ def _load(info: KernelInfo, object_code: bytes) -> Kernel:
 
 
 def _provide_pool() -> None:
-    """Let the thread pool take its machine code from the disk cache, or leave it there for the next process."""
+    """Let the thread pool take its machine code from the disk cache."""
     if POOLS.has_object_code:
         return
-    key = cache.key(preset("generic"), pool=pool_text())
+    POOLS.provide_object_code(_helper_object(pool_text()))
+
+
+def _helper_object(text: str) -> bytes:
+    """Machine code of the runtime itself, from the disk cache where it is there. Good for each machine of this kind."""
+    key = cache.key(preset("generic"), helper=text)
     entry = cache.lookup(key)
-    if entry is not None:
-        POOLS.provide_object_code(entry.object_code)
-    else:
-        cache.store(key, Entry(KernelInfo("pool_run", ()), POOLS.object_code()))
+    if entry is None:
+        entry = Entry(KernelInfo("helper", ()), jit.compile_object(text, preset("generic")))
+        cache.store(key, entry)
+    return entry.object_code
 
 
 def _check_result_shapes(resolved: Program, problem: Problem) -> None:

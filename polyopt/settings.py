@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
@@ -53,6 +53,11 @@ def current() -> Settings:
     changes = _overrides.get()
     settings = from_environment(os.environ)
     return replace(settings, **changes) if changes else settings  # type: ignore[arg-type]
+
+
+def call_key() -> Hashable:
+    """What decides between kernels of one op, quick to get: the overrides, and the environment's target."""
+    return tuple(sorted(_overrides.get().items())), os.environ.get("POLYOPT_TARGET")
 
 
 def has_overrides() -> bool:

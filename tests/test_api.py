@@ -86,6 +86,7 @@ def both(x: f64[N], y: f64[N]):
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 W = np.arange(20, dtype=np.float32).reshape(4, 5)
 V = np.arange(7.0)
+SLOPPY: Any = "sloppy"
 
 
 # --- calls ------------------------------------------------------------------------------------------------------
@@ -284,7 +285,7 @@ def test_an_unfit_out_is_refused_and_not_touched() -> None:
         (lambda: matmul.lower(M=1.5), ArgumentError, "size 'M'"),
         (lambda: add.lower(N=3), ArgumentError, "parameter 'x' are not known"),
         (lambda: matmul.on("tpu"), ArgumentError, "no target 'tpu'"),
-        (lambda: po.op(numerics="sloppy")(lambda x: x), ArgumentError, "numerics"),
+        (lambda: po.op(numerics=SLOPPY)(lambda x: x), ArgumentError, "numerics"),
         (lambda: po.op(dynamic=["Q"])(matmul.__wrapped__)(X, W), ArgumentError, "no size 'Q'"),
         (lambda: matmul.on("cuda")(X, W), BackendUnavailable, "cuda"),
     ],
@@ -540,3 +541,33 @@ def test_the_table_of_known_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     for count in range(1, 8):
         assert (op(np.ones(count)) == 2).all()
     assert len(op._hot) <= 3 and len(op._variants) <= 3
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_a_call_like_an_earlier_one_looks_at_what_differs(is_quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_quick:
+        monkeypatch.setattr(compilation, "quick_entries", lambda: None)
+    op = po.op(matmul.__wrapped__)
+    for _ in range(3):
+        np.testing.assert_allclose(op(X, W), X @ W)
+        np.testing.assert_allclose(op(w=W, x=X), X @ W)
+        np.testing.assert_allclose(op(X[::-1], W), X[::-1] @ W)
+        np.testing.assert_allclose(op(LAYOUTS["misaligned"](X), W), X @ W)
+        out = np.zeros((3, 5), np.float32)
+        np.testing.assert_allclose(op(X, W, out=out), X @ W)
+        for bad in (np.ma.masked_array(X), X.astype("f8"), X.astype(">f4"), [[1.0]]):
+            with pytest.raises(po.PolyoptError):
+                op(bad, W)
+    assert (op._quick is not None) == is_quick
+
+
+def test_scalars_and_constants_are_told_apart_in_later_calls() -> None:
+    for _ in range(3):
+        for alpha in (2, 2.5, True, np.float64(0.5)):
+            assert (scale(V, alpha) == alpha * V + 1).all()
+        for exponent in (1, 2, 3):
+            np.testing.assert_allclose(power(V, exponent), V**exponent)
+        with pytest.raises(ArgumentError):
+            scale(V, "2")
+        with pytest.raises(ArgumentError):
+            matmul(X, W, X)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,28 @@ def bind(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     Raises `ArgumentError` where they do not fit the signature, `DTypeError` and `ShapeError` where an array does not
     fit its annotation.
     """
+    values = _by_name(signature, args, kwargs)
+    constants: dict[str, object] = {}
+    found: dict[str, Array] = {}
+    free: dict[str, tuple[DType, int, tuple[bool, ...]]] = {}
+    wrap: Wrap | None = None
+    for parameter in signature.parameters:
+        value = values[parameter.name]
+        if is_constant(parameter, value):
+            constants[parameter.name] = value
+            continue
+        given = _given(parameter, value)
+        found[parameter.name] = given.array
+        wrap = wrap or given.wrap
+        if parameter.kind == "unannotated":
+            free[parameter.name] = _free(parameter.name, given.array)
+    return Arguments(constants, found, free, wrap)
+
+
+def _by_name(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Each parameter's value, defaults included."""
+    if not kwargs and len(args) == len(signature.parameters) and signature.parameters[-1].python_kind in _POSITIONAL:
+        return {parameter.name: value for parameter, value in zip(signature.parameters, args)}
     try:
         bound = signature.python.bind(*args, **kwargs)
     except TypeError as problem:
@@ -64,21 +87,10 @@ def bind(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any])
             facts={"op": signature.name},
         ) from None
     bound.apply_defaults()
-    constants: dict[str, object] = {}
-    found: dict[str, Array] = {}
-    free: dict[str, tuple[DType, int, tuple[bool, ...]]] = {}
-    wrap: Wrap | None = None
-    for parameter in signature.parameters:
-        value = bound.arguments[parameter.name]
-        if is_constant(parameter, value):
-            constants[parameter.name] = value
-            continue
-        given = _given(parameter, value)
-        found[parameter.name] = given.array
-        wrap = wrap or given.wrap
-        if parameter.kind == "unannotated":
-            free[parameter.name] = _free(parameter.name, given.array)
-    return Arguments(constants, found, free, wrap)
+    return bound.arguments
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def is_constant(parameter: Parameter, value: object) -> bool:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def accept(value: Any, name: str) -> Given:
 def check_dtype(array: Array, name: str) -> DType:
     """The dtype of an argument. Raises `DTypeError`, with the argument's name, for one that polyopt does not have."""
     try:
-        return dtypes.from_numpy(array.dtype)
+        return _known_dtype(array.dtype)
     except DTypeError as error:
         raise DTypeError(
             f"argument '{name}': {error.what}",
@@ -88,6 +89,9 @@ def check_dtype(array: Array, name: str) -> DType:
             fix=error.fix,
             facts={**error.facts, "argument": name},
         ) from None
+
+
+_known_dtype = cache(dtypes.from_numpy)
 
 
 def _accept_protocol(value: Any, name: str) -> Given:
@@ -193,7 +197,7 @@ def scalar(value: Any, dtype: DType, name: str) -> Array:
             fix=f"pass one number, or annotate '{name}' as a tensor",
             facts={"argument": name, "shape": array.shape},
         )
-    given = dtypes.from_numpy(array.dtype)
+    given = _known_dtype(array.dtype)
     if _KIND_ORDER[given.kind] > _KIND_ORDER[dtype.kind]:
         raise wrong_dtype(name, dtype, array.dtype)
     try:

@@ -10,6 +10,7 @@ import numpy as np
 from polyopt.errors import ArgumentError, ShapeError
 from polyopt.runtime import arrays, extent
 from polyopt.runtime.arrays import Array
+from polyopt.runtime.fastcall import Entry
 from polyopt.runtime.kernel import ArrayInfo, Kernel, KernelInfo
 
 
@@ -62,6 +63,38 @@ class Call:
         pointers += [address_of(result) for result in results]
         self._bound(pointers)
         return results
+
+    def into(self, inputs: Sequence[Array], out: Array) -> bool:
+        """Compute the only result into `out`, if that needs no closer look: whether it was done.
+
+        It is where `out` is a C-contiguous, writable array of the right dtype and shape away from all inputs.
+        """
+        if type(out) is not np.ndarray or len(self._new) != 1 or (out.shape, out.dtype) != self._new[0]:
+            return False
+        flags = out.flags
+        pointers = [address_of(inputs[position]) for position in self._order]
+        pointers.append(address_of(out))
+        if not flags.c_contiguous or not flags.writeable or any(pointer & self._mask for pointer in pointers):
+            return False
+        if any(np.may_share_memory(out, array) for array in inputs):
+            return False
+        self._bound(pointers)
+        return True
+
+    def quick_entry(self, examples: Sequence[Array]) -> Entry | None:
+        """The call as the quick way takes it, for arguments like `examples`; None where it needs the careful way."""
+        bound = self._bound
+        if self.info.sites or len(self._new) != 1 or len(self._order) != len(examples):
+            return None
+        return Entry(
+            bound.kernel,
+            examples,
+            self._order,
+            self._new[0],
+            bound.parameters,
+            bound.workspace,
+            is_parallel=self.info.is_parallel,
+        )
 
 
 def check_conditions(info: KernelInfo, sizes: Mapping[str, int]) -> None:

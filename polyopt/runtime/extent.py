@@ -92,9 +92,9 @@ def from_expr(expr: Expr) -> Extent:
         case Var(name):
             return name
         case Op(name, args):
-            return (name, *(from_expr(arg) for arg in args))  # type: ignore[arg-type]  # loop expressions only
+            return (name, *(from_expr(arg) for arg in args))
         case Cast(arg):
-            return from_expr(arg)  # type: ignore[arg-type]  # as above
+            return from_expr(arg)
         case Load(buffer):
             raise AssertionError(f"a load of {buffer} in an expression over sizes")
         case _:

@@ -167,17 +167,19 @@ class Kernel:
 
 
 class BoundKernel:
-    """A kernel whose sizes are known. Calling it releases the GIL while the kernel runs."""
+    """A kernel whose sizes are known. Calling it releases the GIL while the kernel runs.
 
-    __slots__ = ("_function", "_has_sites", "_is_parallel", "_pack", "_parameters", "_private", "_shared", "kernel")
+    workspace: bytes shared, and private to each slot
+    """
+
+    __slots__ = ("_function", "_has_sites", "_is_parallel", "_pack", "kernel", "parameters", "workspace")
 
     def __init__(self, kernel: Kernel, parameters: tuple[int, ...]) -> None:
         info = kernel.info
         sizes = dict(zip(info.parameters, parameters, strict=True))
         self.kernel = kernel
-        self._parameters = parameters
-        self._shared = extent.evaluate(info.shared_bytes, sizes)
-        self._private = extent.evaluate(info.private_bytes, sizes)
+        self.parameters = parameters
+        self.workspace = extent.evaluate(info.shared_bytes, sizes), extent.evaluate(info.private_bytes, sizes)
         self._is_parallel = info.is_parallel
         self._has_sites = bool(info.sites)
         self._pack = struct.Struct(f"={FIRST_ARGUMENT + len(info.arguments) + len(parameters)}q").pack
@@ -190,14 +192,15 @@ class BoundKernel:
         `MemoryError` where there is no memory for temporaries.
         """
         pool = POOLS.current() if self._is_parallel else SERIAL
-        needed = self._shared + pool.slots * self._private
+        shared, private = self.workspace
+        needed = shared + pool.slots * private
         workspace = _WORKSPACE.reserve(needed) if needed else 0
         if not self._has_sites:
-            self._function(self._pack(pool.run, workspace, 0, pool.slots, *pointers, *self._parameters))
+            self._function(self._pack(pool.run, workspace, 0, pool.slots, *pointers, *self.parameters))
             return
         record = _RECORD()
         error_address = ctypes.addressof(record)
-        self._function(self._pack(pool.run, workspace, error_address, pool.slots, *pointers, *self._parameters))
+        self._function(self._pack(pool.run, workspace, error_address, pool.slots, *pointers, *self.parameters))
         if record[0]:
             site, index, length = record
             raise _bounds_error(self.kernel.info.sites[site - 1], index, length)

@@ -69,10 +69,16 @@ class Pools:
         self._by_threads = {1: SERIAL}
         self._object_code: bytes | None = None
         self._current: Pool | None = None
+        self._cell = (ctypes.c_int64 * 2)()
 
     def current(self) -> Pool:
         """The pool that launches use now. The first call reads POLYOPT_NUM_THREADS and makes it."""
         return self._current or self._use(settings.current().num_threads or usable_cores())
+
+    def cell_address(self) -> int:
+        """The address of two words that hold `run` and `slots` of the pool in use."""
+        self.current()
+        return ctypes.addressof(self._cell)
 
     def set_num_threads(self, threads: int) -> None:
         """Use `threads` threads from the next launch on, and end the workers that are then idle."""
@@ -106,6 +112,7 @@ class Pools:
             if threads not in self._by_threads:
                 self._by_threads[threads] = self._make(threads)
             self._current = self._by_threads[threads]
+            self._cell[:] = [self._current.run, self._current.slots]
             return self._current
 
     def _make(self, threads: int) -> Pool:

@@ -1,0 +1,70 @@
+"""A quick look at a call's arguments: enough to recognise a call like an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+from polyopt.dsl.signature import Signature
+from polyopt.runtime.arrays import Array
+
+Seen = tuple[Hashable, list[Array]]
+
+
+class Glance:
+    """Looks at calls of one signature.
+
+    Only plain NumPy arrays and Python's numbers and strings are looked at; whatever else is there, the call takes the
+    careful way.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self._parameters = tuple((p.kind, p.dtype) for p in signature.parameters)
+        self._names = tuple(p.name for p in signature.parameters)
+        self._defaults = {p.name: p.default for p in signature.parameters if p.has_default}
+        self._takes_positions = all(p.python_kind is not p.python_kind.KEYWORD_ONLY for p in signature.parameters)
+
+    def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Seen | None:
+        """A key, and the arrays and run-time scalars in order; None where a closer look is needed.
+
+        Calls with equal keys run the same kernel. The key holds dtype, shape and strides of arrays, the type of
+        run-time scalars, the value of compile-time parameters.
+        """
+        values = args if len(args) == len(self._parameters) and not kwargs else self._values(args, kwargs)
+        if values is None:
+            return None
+        key: list[Any] = []
+        inputs: list[Array] = []
+        for value, (kind, dtype) in zip(values, self._parameters):
+            if type(value) is np.ndarray and kind != "constant":
+                key.append((value.dtype, value.shape, value.strides))
+                inputs.append(value)
+            elif kind == "scalar" and type(value) in _NUMBERS:
+                assert dtype is not None, "a scalar parameter has a dtype"
+                try:
+                    inputs.append(np.array(value, dtype.numpy))
+                except OverflowError:
+                    return None
+                key.append(type(value))
+            elif kind == "constant" and type(value) in _CONSTANTS:
+                key.append((type(value), value.hex() if type(value) is float else value))
+            else:
+                return None
+        return tuple(key), inputs
+
+    def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """Every parameter's value, defaults included; None where names and positions do not fit."""
+        rest = self._names[len(args) :]
+        used = sum(name in kwargs for name in rest)
+        if len(args) > len(self._names) or used != len(kwargs) or (args and not self._takes_positions):
+            return None
+        try:
+            return (*args, *(kwargs[name] if name in kwargs else self._defaults[name] for name in rest))
+        except KeyError:
+            return None
+
+
+_NUMBERS = (float, int, bool)
+_CONSTANTS = (int, bool, float, str, type(None))

@@ -1,0 +1,143 @@
+"""The quick way into kernels: right where it fits, None where it does not, and safe while entries come and go."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyopt.runtime import fastcall, jit
+from polyopt.runtime.fastcall import Entries, Entry
+from polyopt.runtime.fastcall_ir import CALL, STACK_BYTES, TRIAL, fast_call_ir
+from polyopt.target import preset
+
+
+@pytest.fixture(scope="module")
+def code() -> jit.LoadedCode:
+    found = fastcall.load(jit.compile_object(fast_call_ir(), preset("generic")))
+    if found is None:
+        pytest.skip("this Python or NumPy has another layout")
+    return found
+
+
+RESULT = ((3,), np.dtype(np.int64))
+X = np.arange(6, dtype=np.int64).reshape(2, 3)
+Y = np.ones(4, np.float32)
+
+
+def entry(code: jit.LoadedCode, *examples: Any, added: int = 0, workspace: tuple[int, int] = (0, 0)) -> Entry:
+    """An entry for two arguments whose result holds the first element of the first argument plus `added`."""
+    return Entry(fastcall._Trial(code.addresses[TRIAL]), examples, [0, 1], RESULT, [added], workspace)
+
+
+def test_a_call_that_fits_runs_and_others_give_none(code: jit.LoadedCode) -> None:
+    entries = Entries(code)
+    assert entries.call(X, Y) is None
+    entries.add(entry(code, X, Y, added=5))
+    result = entries.call(X, Y)
+    assert result.shape == (3,) and result[0] == 5
+    assert entries.call(X.copy() + 1, Y)[0] == 6
+
+
+class Subclass(np.ndarray):
+    """Its own way of doing things must not be bypassed."""
+
+
+MISFITS: list[Callable[[], tuple[Any, ...]]] = [
+    lambda: (),
+    lambda: (X,),
+    lambda: (X, Y, Y),
+    lambda: (Y, X),
+    lambda: (X, None),
+    lambda: (X.tolist(), Y),
+    lambda: (X.astype(np.int32), Y),
+    lambda: (X.astype(">i8"), Y),
+    lambda: (X[:1], Y),
+    lambda: (X[0], Y),
+    lambda: (X[None], Y),
+    lambda: (X[:, ::-1], Y),
+    lambda: (np.asfortranarray(X), Y),
+    lambda: (np.broadcast_to(np.int64(1), (2, 3)), Y),
+    lambda: (X.view(Subclass), Y),
+    lambda: (np.ma.masked_array(X), Y),
+    lambda: (np.frombuffer(b"\0" * 49, np.uint8)[1:].view(np.int64).reshape(2, 3), Y),
+]
+
+
+@pytest.mark.parametrize("misfit", MISFITS, ids=range(len(MISFITS)))
+def test_an_argument_that_differs_in_one_thing_is_not_taken(code: jit.LoadedCode, misfit: Any) -> None:
+    entries = Entries(code)
+    entries.add(entry(code, X, Y))
+    assert entries.call(*misfit()) is None
+
+
+def test_entries_are_tried_latest_first_and_the_oldest_are_forgotten(code: jit.LoadedCode) -> None:
+    entries = Entries(code)
+    examples = [np.zeros(n + 1, np.int64) for n in range(fastcall.KEPT_ENTRIES + 2)]
+    for n, example in enumerate(examples):
+        entries.add(entry(code, example, Y, added=n))
+    found = [entries.call(example, Y) for example in examples]
+    assert [None if value is None else int(value[0]) for value in found] == [None, None, *range(2, len(examples))]
+
+
+def test_large_workspace_is_left_to_the_careful_way(code: jit.LoadedCode) -> None:
+    entries = Entries(code)
+    entries.add(entry(code, X, Y, workspace=(STACK_BYTES, 1)))
+    assert entries.call(X, Y) is None
+    entries.add(entry(code, X, Y, workspace=(STACK_BYTES, 0)))
+    assert entries.call(X, Y) is not None
+
+
+def test_no_reference_is_lost_or_kept(code: jit.LoadedCode) -> None:
+    entries = Entries(code)
+    known = entry(code, X, Y)
+    entries.add(known)
+    entries.call(X, Y)
+    before = [sys.getrefcount(value) for value in (X, Y, known, np.empty, RESULT, RESULT[1], None)]
+    for _ in range(1000):
+        entries.call(X, Y)
+        entries.call(Y, X)
+    after = [sys.getrefcount(value) for value in (X, Y, known, np.empty, RESULT, RESULT[1], None)]
+    assert all(abs(now - then) < 50 for now, then in zip(after, before))
+    assert sys.getrefcount(entries.call(X, Y)) <= 2
+
+
+def test_entries_may_be_replaced_while_other_threads_call(code: jit.LoadedCode) -> None:
+    entries = Entries(code)
+    wrong: list[Any] = []
+    stop = threading.Event()
+
+    def call() -> None:
+        while not stop.is_set():
+            result = entries.call(X, Y)
+            if result is not None and result[0] not in (1, 2):
+                wrong.append(result)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for n in range(300):
+        entries.add(entry(code, X, Y, added=1 + n % 2))
+        gc.collect(0)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_another_python_goes_through_ctypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastcall, "_is_plain_cpython", lambda: False)
+    assert fastcall.load(b"") is None
+    monkeypatch.setattr(fastcall, "_is_plain_cpython", lambda: True)
+    assert fastcall.load(b"no object") is None
+
+
+def test_a_trial_that_fails_is_believed(code: jit.LoadedCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CALL in code.addresses
+    monkeypatch.setattr(fastcall, "_works", lambda code: False)
+    assert fastcall.load(jit.compile_object(fast_call_ir(), preset("generic"))) is None
