@@ -41,7 +41,7 @@ def rd(tensor: str, *indices: Index, dtype: DType = f64, boundary: Boundary | No
     return Read(tensor, tuple(at(index) for index in indices), dtype, boundary)
 
 
-def op(name: str, *args: Expr, dtype: DType = f64) -> Op:
+def op(name: str, *args: Expr, dtype: DType = f64) -> Op[Expr]:
     return Op(name, args, dtype)
 
 

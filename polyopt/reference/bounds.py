@@ -112,8 +112,7 @@ class BoundedArithmetic(Arithmetic):
                 added: Array = self._steps(length) * unit * size.sum(axis=axes)
                 return np.asarray(values["error"].sum(axis=axes) + added)
             case "prod":
-                wide: Array = (size * (1 + unit) + values["error"]).prod(axis=axes)
-                return wide - np.abs(part.astype(np.float64))
+                return _long_product_error(size, values["error"], unit, axes)
             case _:
                 worst: Array = values["error"].max(axis=axes, initial=0.0)
                 return worst
@@ -202,6 +201,13 @@ def _product_error(a: Array, b: Array) -> Array:
     terms = [_times(x, b["error"]), _times(y, a["error"]), _times(a["error"], b["error"])]
     total: Array = terms[0] + terms[1] + terms[2]
     return total
+
+
+def _long_product_error(size: Array, error: Array, unit: float, axes: tuple[int, ...]) -> Array:
+    """Of a product over `axes`, each factor with its error and a rounding: relative errors add up, to first order."""
+    room = np.where(size > 0, size, 1.0)
+    relative: Array = np.expm1(np.log1p(error / room + unit).sum(axis=axes)) * size.prod(axis=axes)
+    return np.asarray(np.where((size == 0).any(axis=axes), (size + error).prod(axis=axes), relative))
 
 
 def _times(size: Array, error: Array) -> Array:
