@@ -43,7 +43,7 @@ def interpret(
     arrays:    one array per argument, of its dtype and shape, with any strides
     sizes:     values of the program's i64 parameters
     seed:      shuffles the iterations of every parallel and vector loop; None: in order
-    functions: NumPy forms that replace those of `dsl.builtins`, by operation name
+    functions: NumPy forms that replace those of `dsl.builtins` where the result is a float, by operation name
 
     Raises `BoundsError` where a run-time check fails (after the run, as a kernel does), and `LegalityError` for an
     access outside a buffer or a read of an element that was never written: then the program itself is wrong.
@@ -163,7 +163,7 @@ class _Machine:
                 assert_never(expr)
 
     def _operation(self, name: str, args: list[Value], dtype: DType) -> Value:
-        if name in self._functions:
+        if dtype.is_float and name in self._functions:
             form = self._functions[name]
         else:
             form = BUILTINS[name].numpy

@@ -43,7 +43,7 @@ def evaluate(
                "own":    every value in its own dtype
                "strict": own dtypes, and sums and products in index order: lexicographic over the reduced axes,
                          several accumulations on one tensor in text order, rounded to the tensor's dtype once
-    functions: NumPy forms that replace those of `dsl.builtins`, by operation name
+    functions: NumPy forms that replace those of `dsl.builtins` where the result is a float, by operation name
 
     Raises `DefinitionError` for an element that is read but never defined, defined twice or part of a cycle, and
     for a maximum over nothing; `BoundsError` for an index out of range; each names the element and the point.

@@ -21,7 +21,7 @@ class Arithmetic:
     """NumPy arithmetic at one precision.
 
     precision: "f64": every float in float64; "own": the program's dtypes; "strict": also sums in index order
-    functions: forms that replace those of `dsl.builtins`, by operation name
+    functions: forms that replace those of `dsl.builtins` where the result is a float, by operation name
     """
 
     precision: Precision
@@ -46,7 +46,7 @@ class Arithmetic:
 
     def apply(self, name: str, args: list[Array], dtype: DType) -> Array:
         """One operation of `dsl.builtins`, element by element."""
-        form = self.functions.get(name, BUILTINS[name].numpy)
+        form = self.functions.get(name, BUILTINS[name].numpy) if dtype.is_float else BUILTINS[name].numpy
         return np.asarray(form(*args)).astype(self.dtype(dtype), copy=False)
 
     def index(self, value: Array) -> Array:
