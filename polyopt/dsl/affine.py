@@ -291,7 +291,7 @@ _COMPARE: Mapping[str, Callable[[Any], Any]] = {
 
 
 def condition_text(condition: Condition) -> str:
-    """As the user would write it: `i <= j & 0 < i`, each comparison with its terms moved to the side where they are positive."""
+    """As the user would write it, each comparison with its terms moved to the side where they are positive."""
     match condition:
         case Compare(left, op):
             positive = _normal(max(left.constant, 0), {a: c for a, c in left.terms if c > 0})

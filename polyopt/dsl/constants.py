@@ -100,6 +100,11 @@ def condition_value(condition: af.Condition) -> Typed:
     return Typed(ir.Where(condition, ir.Const(True, bool_), ir.Const(False, bool_), bool_), bool_)
 
 
+def is_condition(node: ir.Expr) -> bool:
+    """Whether the node is what `condition_value` makes, so that a conversion can go into its branches."""
+    return isinstance(node, ir.Where) and isinstance(node.then, ir.Const) and isinstance(node.otherwise, ir.Const)
+
+
 def fold_weak(name: str, values: tuple[bool | int | float, ...], operand: WeakType) -> Typed | None:
     """A operation on Python numbers alone, done at once; None where Python would not give a number."""
     try:

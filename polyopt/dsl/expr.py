@@ -77,13 +77,15 @@ class Literal(Expr):
 
 
 class Index(Expr):
-    """An index variable; lower and upper give an explicit half-open range."""
+    """An index variable; lower and upper give an explicit half-open range, which also ends before `cap`."""
 
-    __slots__ = ("lower", "name", "upper")
+    __slots__ = ("cap", "lower", "name", "upper")
 
-    def __init__(self, name: str, lower: Expr | None = None, upper: Expr | None = None) -> None:
+    def __init__(
+        self, name: str, lower: Expr | None = None, upper: Expr | None = None, *, cap: Expr | None = None
+    ) -> None:
         super().__init__()
-        self.name, self.lower, self.upper = name, lower, upper
+        self.name, self.lower, self.upper, self.cap = name, lower, upper, cap
 
     def __repr__(self) -> str:
         return self.name

@@ -37,7 +37,7 @@ def index_extent(body: Expr, index: Index, scope: Scope) -> Affine | None:
     It is where the range is explicit, or the index stands alone wherever it occurs as a subscript of a parameter or
     of a tensor with `shape=`, with one extent.
     """
-    if index.upper is not None and index.lower is not None:
+    if index.upper is not None and index.lower is not None and index.cap is None:
         return extent_of(index.upper, scope.sizes, "an extent") - extent_of(index.lower, scope.sizes, "an extent")
     extents: set[Affine | None] = set()
     for node in walk(body):
@@ -159,7 +159,8 @@ def _explicit(scope: Scope, sizes: Mapping[str, Affine], *, upper: bool) -> dict
     for index, name in scope.axes.items():
         bound = index.upper if upper else index.lower
         if bound is not None:
-            found[name] = extent_of(bound, sizes, f"the range of index '{index.name}'")
+            is_plain = index.cap is None or not upper
+            found[name] = extent_of(bound, sizes, f"the range of index '{index.name}'") if is_plain else None
     return found
 
 

@@ -15,7 +15,6 @@ from polyopt.dsl.affine import TRUE, Affine, Condition
 from polyopt.dtypes import DType
 from polyopt.errors import Span
 
-
 Operand = TypeVar("Operand", covariant=True)
 """The expressions that an operation holds: a program's or a loop program's."""
 

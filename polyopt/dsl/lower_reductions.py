@@ -87,9 +87,13 @@ def unguarded(expr: Expr, scope: Scope) -> tuple[Expr, af.Condition]:
 
 def as_axis(index: Index, scope: Scope) -> ir.Axis:
     """The axis of an index, with its explicit range if it has one."""
-    lower = () if index.lower is None else (extent_of(index.lower, scope.sizes, f"the start of index '{index.name}'"),)
-    upper = () if index.upper is None else (extent_of(index.upper, scope.sizes, f"the end of index '{index.name}'"),)
-    return ir.Axis(scope.axes[index], lower, upper)
+    starts = [index.lower] if index.lower is not None else []
+    ends = [end for end in (index.upper, index.cap) if end is not None]
+    return ir.Axis(
+        scope.axes[index],
+        tuple(extent_of(start, scope.sizes, f"the start of index '{index.name}'") for start in starts),
+        tuple(extent_of(end, scope.sizes, f"the end of index '{index.name}'") for end in ends),
+    )
 
 
 # --- sums and products -----------------------------------------------------------------------------------------------

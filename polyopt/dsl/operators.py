@@ -127,7 +127,15 @@ class Operators:
         name = _UFUNCS.get(ufunc.__name__)
         if name is None or method != "__call__" or options:
             _refuse_numpy(f"np.{ufunc.__name__}")
-        return self._operate(name, *(as_operand(operand) for operand in inputs))
+        result = self._operate(name, *(as_operand(operand) for operand in inputs))
+        if result is NotImplemented:
+            raise DefinitionError(
+                "a NumPy array meets a symbolic value",
+                where=user_span(),
+                why="A NumPy array is not part of the equations.",
+                fix="make the array a parameter of the op.",
+            )
+        return result
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
         _refuse_numpy("NumPy")

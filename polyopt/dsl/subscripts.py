@@ -115,11 +115,12 @@ def _is_negative(expr: Expr) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """A dimension of a slice: element `start + step * index`, `extent` of them; None where all are taken."""
+    """A dimension of a slice: element `start + step * index`, `extent` of them, but at most `cap`."""
 
     start: Affine
     step: int
-    extent: Affine | None
+    extent: Affine
+    cap: Affine | None
 
 
 def _slice(tensor: Handle, parts: tuple[object, ...], boundary: Boundary | None) -> Handle:
@@ -181,8 +182,8 @@ def _sliced(
         index = Index(name)
         return index, index
     found = _slice_range(tensor, part, extent, boundary)
-    count = None if found.extent is None else AffineSize(found.extent)
-    index = Index(name, None if count is None else as_expr(0), count)
+    cap = None if found.cap is None else AffineSize(found.cap)
+    index = Index(name, as_expr(0), AffineSize(found.extent), cap=cap)
     scaled = index if found.step == 1 else index * found.step
     return index, scaled if found.start == Affine() else scaled + AffineSize(found.start)
 
@@ -196,11 +197,18 @@ def _slice_range(tensor: Handle, part: slice, extent: Affine | None, boundary: B
     stop = whole_stop if part.stop is None else _bound(tensor, part.stop, extent, boundary)
     if start is None or stop is None:
         raise _unknown_extent(tensor, "slice")
-    if boundary is None:
-        start, stop = _clip(start, extent, step), _clip(stop, extent, step)
+    if boundary is not None:
+        return _Range(start, step, _count(start, stop, step), None)
+    start, stop = _clip(start, extent, step), _clip(stop, extent, step)
+    is_open = step > 0 and extent is not None and not (extent - stop).is_constant
+    return _Range(start, step, _count(start, stop, step), _count(start, extent, step) if is_open and extent else None)
+
+
+def _count(start: Affine, stop: Affine, step: int) -> Affine:
+    """The number of elements from `start` to before `stop`."""
     distance = stop - start if step > 0 else start - stop
     count = (distance + abs(step) - 1) // abs(step)
-    return _Range(start, step, Affine() if count.is_constant and count.constant < 0 else count)
+    return Affine() if count.is_constant and count.constant < 0 else count
 
 
 def _step(step: object) -> int:
@@ -228,7 +236,7 @@ def _bound(tensor: Handle, bound: object, extent: Affine | None, boundary: Bound
 
 
 def _clip(bound: Affine, extent: Affine | None, step: int) -> Affine:
-    """A bound moved into the tensor, as NumPy does; a symbolic one is taken as it is and checked later."""
+    """A bound moved into the tensor, as NumPy does, where the extent is comparable."""
     low, high = (0, 0) if step > 0 else (-1, -1)
     if bound.is_constant and bound.constant < low:
         return af.constant(low)

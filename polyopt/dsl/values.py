@@ -14,7 +14,16 @@ import numpy as np
 
 from polyopt.dsl import ir
 from polyopt.dsl.builtins import BUILTINS
-from polyopt.dsl.constants import Typed, condition_value, constant, fold_weak, integer_range, literal, recast
+from polyopt.dsl.constants import (
+    Typed,
+    condition_value,
+    constant,
+    fold_weak,
+    integer_range,
+    is_condition,
+    literal,
+    recast,
+)
 from polyopt.dsl.expr import (
     AffineSize,
     Boundary,
@@ -365,7 +374,9 @@ class Builder:
         dtype = concrete(type_)
         if isinstance(value.type, WeakType):
             return recast(value.node, dtype, span)
-        return value.node if value.type == dtype or value.node.dtype == dtype else ir.Cast(value.node, dtype)
+        if value.type == dtype or value.node.dtype == dtype:
+            return value.node
+        return recast(value.node, dtype, span) if is_condition(value.node) else ir.Cast(value.node, dtype)
 
 
 # --- small questions -------------------------------------------------------------------------------------------------
