@@ -49,7 +49,9 @@ class DType:
         """The NumPy dtype. Raises `DTypeError` for bf16 where ml_dtypes is not installed."""
         if self.name == "bf16":
             return _bfloat16()
-        return np.dtype({"b": "?", "i": "i", "u": "u", "f": "f"}[self.kind] + ("" if self.is_bool else str(self.itemsize)))
+        return np.dtype(
+            {"b": "?", "i": "i", "u": "u", "f": "f"}[self.kind] + ("" if self.is_bool else str(self.itemsize))
+        )
 
     def __getitem__(self, dims: object) -> TensorType:
         return TensorType(self, dims if isinstance(dims, tuple) else (dims,))
@@ -97,7 +99,8 @@ def _bfloat16() -> np.dtype[Any]:
         raise DTypeError(
             "bf16 arrays need the package ml_dtypes", fix="pip install 'polyopt[bf16]'", facts={"dtype": "bf16"}
         ) from None
-    return np.dtype(ml_dtypes.bfloat16)
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
 
 
 def from_name(name: str) -> DType:
@@ -108,7 +111,7 @@ def from_name(name: str) -> DType:
 
 
 def from_numpy(dtype: np.dtype) -> DType:
-    """The dtype of a native-endian NumPy dtype. Raises `DTypeError` for objects, complex, structured and other-endian ones."""
+    """The dtype of a NumPy dtype. Raises `DTypeError` for objects, complex, structured and other-endian ones."""
     if dtype.name == "bfloat16":
         return bf16
     if dtype.isnative and dtype.kind in "biuf" and dtype.itemsize <= 8:
