@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -69,7 +69,7 @@ class Op:
         self._quick: Quick | None = None
         self._entries: Entries | None = None
         self._hot: dict[Hashable, Variant] = {}
-        self._variants: dict[Hashable, Future[Variant]] = {}
+        self._variants: dict[Hashable, _Prepared] = {}
         self._traces: dict[Hashable, Traced] = {}
         self._ahead: list[Kernel] = []
         self._on: dict[object, Op] = {}
@@ -158,18 +158,16 @@ class Op:
         """The op prepared for arguments like these; made once, while other threads that want the same wait."""
         out_key = tuple((name, array.shape, arrays.layout(array)) for name, array in outs.items())
         key = (os.getpid(), settings.call_key(), given.key(), out_key)
-        mine: Future[Variant] = Future()
-        future = self._variants.setdefault(key, mine)
-        if future is not mine:
-            return future.result()
+        prepared = self._variants.get(key)
+        if prepared is None:
+            prepared = self._variants.setdefault(key, _Prepared())
         try:
-            mine.set_result(self._prepare(given, outs))
-        except BaseException as error:
-            del self._variants[key]
-            mine.set_exception(error)
+            return prepared.get(lambda: self._prepare(given, outs))
+        except BaseException:
+            self._variants.pop(key, None)
             raise
-        _forget_oldest(self._variants)
-        return mine.result()
+        finally:
+            _forget_oldest(self._variants)
 
     def _prepare(self, given: Arguments, outs: Mapping[str, Array]) -> Variant:
         traced = self._traced(given)
@@ -319,6 +317,23 @@ class Op:
     def __get__(self, instance: object, owner: type | None = None) -> Op | Method:
         """As a function does: an op that stands in a class takes the instance as its first argument."""
         return self if instance is None else Method(self, instance)
+
+
+class _Prepared:
+    """A variant that is made by the first thread that wants it, while the others wait."""
+
+    __slots__ = ("_lock", "_variant")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._variant: Variant | None = None
+
+    def get(self, make: Callable[[], Variant]) -> Variant:
+        if self._variant is None:
+            with self._lock:
+                if self._variant is None:
+                    self._variant = make()
+        return self._variant
 
 
 class Method:

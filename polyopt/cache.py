@@ -9,19 +9,17 @@ most once. Whatever goes wrong here, a caller gets a miss and compiles.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import logging
 import os
-import secrets
 import stat
 import struct
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +85,21 @@ def key(target: Target, **parts: object) -> str:
 
 @cache
 def _versions() -> Mapping[str, str]:
-    """Versions of polyopt (with a fingerprint of its files, since a working copy changes without one), isl, LLVM."""
-    versions = {name: _version(name) for name in ("islpy", "llvmlite")}
-    return {**versions, "polyopt": _version("polyopt"), "files": _fingerprint(Path(__file__).parent)}
+    """Versions of isl, of LLVM, and of polyopt: a fingerprint of its files, as a working copy has no version."""
+    return {
+        "islpy": _installed("islpy"),
+        "llvmlite": _installed("llvmlite"),
+        "polyopt": _fingerprint(Path(__file__).parent),
+    }
 
 
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
+def _installed(package: str) -> str:
+    """The version of a package, from the name of its metadata folder: quicker than asking it, or importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
         return "none"
+    folders = Path(spec.origin).parent.parent.glob(f"{package}-*.dist-info")
+    return ",".join(sorted(folder.name for folder in folders)) or f"{Path(spec.origin).stat().st_mtime_ns}"
 
 
 def _fingerprint(folder: Path) -> str:
@@ -190,6 +193,8 @@ def _find_folder() -> tuple[Path | None, str]:
 
 def _default_folder() -> Path | None:
     """The platform's user cache folder; None without a home, or where that is the system's temporary folder."""
+    import tempfile  # these two are for this question alone, and slow to import
+
     import platformdirs
 
     folder = Path(platformdirs.user_cache_dir("polyopt", appauthor=False))
@@ -246,7 +251,7 @@ def _read_mine(path: Path) -> bytes:
 
 def _write_whole(path: Path, data: bytes) -> None:
     """Write so that a reader sees the former file or the new one, also after a crash. Raises `OSError`."""
-    temporary = path.with_name(f".{path.stem[:16]}-{os.getpid()}-{secrets.token_hex(4)}{_TEMPORARY_SUFFIX}")
+    temporary = path.with_name(f".{path.stem[:16]}-{os.getpid()}-{os.urandom(4).hex()}{_TEMPORARY_SUFFIX}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:

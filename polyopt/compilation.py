@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import logging
 import os
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
@@ -165,7 +165,7 @@ def check_runs_here(target: Target) -> None:
 
 
 def _no_cuda() -> BackendUnavailable:
-    missing = "the package pycuda is not installed" if importlib.util.find_spec("pycuda") is None else ""
+    missing = "the package pycuda is not installed" if find_spec("pycuda") is None else ""
     return BackendUnavailable(
         "the target 'cuda' cannot be used here",
         why=missing or "no CUDA code generator is installed",

@@ -356,7 +356,8 @@ def test_one_dynamic_kernel_serves_every_size() -> None:
     for m, kk, n in ((3, 4, 5), (1, 1, 1), (17, 33, 9), (0, 2, 2), (64, 64, 64)):
         x, w = np.ones((m, kk), np.float32), np.ones((kk, n), np.float32)
         np.testing.assert_allclose(op(x, w), x @ w)
-        variant = op._variants[next(reversed(op._variants))].result()
+        variant = op._variants[next(reversed(op._variants))]._variant
+        assert variant is not None
         kernels.add(variant.call._bound.kernel.address)
     assert len(kernels) == 1
 
