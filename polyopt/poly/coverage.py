@@ -284,7 +284,7 @@ def _covers_all(equation: ir.Equation, shape: Sequence[Affine]) -> bool:
             return False
         if not all(is_nonnegative(upper - extent) for upper in found.upper):
             return False
-    return True
+    return not ranges
 
 
 def _elements_are(names: Sequence[str], subscripts: Sequence[Affine]) -> Condition:
