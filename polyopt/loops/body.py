@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from polyopt.dsl import affine, ir
-from polyopt.dsl.affine import TRUE, Affine, And, AxisRef, Compare, Condition, FloorDiv, constant, map_condition
+from polyopt.dsl.affine import Affine, And, AxisRef, Compare, Condition, FloorDiv, constant, map_condition
 from polyopt.dtypes import bool_, i64
 from polyopt.errors import Span
 from polyopt.loops.ir import Check, Expr, Load, Site, Store
@@ -113,23 +113,32 @@ class _Body:
     def read(self, read: ir.Read, mask: Expr | None) -> Expr:
         match read.boundary:
             case ir.Pad(fill):
-                inside = self.inside(read)
-                if inside is TRUE:
+                holds = self.inside(read, mask)
+                if holds is None:
                     return self.load(read, read.subscripts, mask)
-                holds = self.condition(inside)
                 return ir.Op("select", (holds, self.load(read, read.subscripts, both(mask, holds)), fill), read.dtype)
             case ir.Clamp() | ir.Wrap():
                 return self.load(read, read.subscripts, mask)
             case None:
                 return self.load(read, read.subscripts, mask)
 
-    def inside(self, read: ir.Read) -> Condition:
-        """That every affine subscript of a padded read is in the box."""
-        parts: list[Condition] = []
+    def inside(self, read: ir.Read, mask: Expr | None) -> Expr | None:
+        """That every subscript of a padded read is in the box; None where there is nothing to test."""
+        holds: Expr | None = None
         for subscript, extent in zip(read.subscripts, self.owner.shape(read.tensor), strict=True):
             if isinstance(subscript, Affine):
-                parts += [Compare(subscript, ">="), Compare(subscript - extent, "<")]
-        return And(tuple(parts)) if parts else TRUE
+                test = self.condition(And((Compare(subscript, ">="), Compare(subscript - extent, "<"))))
+            else:
+                index = self.data_index(subscript, mask)
+                above = ir.Op("ge", (index, ir.Const(0, i64)), bool_)
+                test = ir.Op("and", (above, ir.Op("lt", (index, affine_expr(extent)), bool_)), bool_)
+            holds = both(holds, test)
+        return holds
+
+    def data_index(self, subscript: ir.DataIndex, mask: Expr | None) -> Expr:
+        """A subscript that is data, as an i64 expression."""
+        index = self.value(subscript.value, mask)
+        return index if index.dtype == i64 else ir.Cast(index, i64)
 
     def load(self, read: ir.Read, subscripts: tuple[ir.Subscript, ...], mask: Expr | None) -> Load:
         indices, checks = self.element(read.tensor, subscripts, read.boundary, read.span, mask)
@@ -150,8 +159,7 @@ class _Body:
         for dimension, subscript in enumerate(subscripts):
             extent = self.owner.shape(array)[dimension]
             if isinstance(subscript, ir.DataIndex):
-                index: Expr = self.value(subscript.value, mask)
-                index = index if index.dtype == i64 else ir.Cast(index, i64)
+                index = self.data_index(subscript, mask)
                 if boundary is None:
                     checks.append(Check(dimension, self.owner.new_site(array, dimension, span)))
                 else:

@@ -59,9 +59,10 @@ def register_tiles(registers: int, lanes: int, rows: int, columns: int) -> Itera
                 continue
             if vectors > 1 and (vectors - 1) * lanes >= columns:
                 continue
-            covered = _covered(rows, height) * _covered(columns, vectors * lanes)
-            yield height * vectors / (height + vectors) * covered, height, vectors
+            full = covered(rows, height) * covered(columns, vectors * lanes)
+            yield height * vectors / (height + vectors) * full, height, vectors
 
 
-def _covered(extent: int, tile: int) -> float:
+def covered(extent: int, tile: int) -> float:
+    """The share of a loop's last tile, and of all before it, that holds points of the loop."""
     return extent / (-(-extent // tile) * tile) if extent > 0 else 1.0

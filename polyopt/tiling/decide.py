@@ -16,7 +16,7 @@ from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import Target
-from polyopt.tiling.cost import axis_of, lane_score, register_tiles
+from polyopt.tiling.cost import axis_of, covered, lane_score, register_tiles
 from polyopt.tiling.extents import Extents
 from polyopt.tiling.plan import NestPlan, TilingPlan
 
@@ -74,7 +74,7 @@ class _Planner:
         inside = [loop for loop in loops(body) if not any(loops(loop.body)) and set(loop.statements) & set(heavy)]
         best = max(chain, key=lambda loop: (self.lane_worth(loop, heavy), chain.index(loop)))
         inner_worth = max((self.lane_worth(loop, heavy) for loop in inside), default=float("-inf"))
-        if inside and inner_worth >= self.lane_worth(best, heavy):
+        if inside and inner_worth > self.lane_worth(best, heavy):
             yield self.scalar(chain, "the loops inside suit lanes better")
             yield from self.plans(body)
             return
@@ -89,8 +89,12 @@ class _Planner:
         return tuple(name for name in names if len(self.roles.by_statement[name].axes) == depth)
 
     def lane_worth(self, loop: Loop, heavy: Sequence[str]) -> float:
-        score = self.score(loop, [name for name in heavy if name in loop.statements])
-        return float("-inf") if score is None else score
+        """Worth of the lanes along a loop, less what lanes past its last point waste."""
+        names = [name for name in heavy if name in loop.statements]
+        score = self.score(loop, names)
+        if score is None:
+            return float("-inf")
+        return score if score < 0 else score * covered(self.extent(loop, names), self.lanes(names))
 
     def score(self, loop: Loop, names: Sequence[str]) -> float | None:
         """Mean worth of lanes along the loop; None where lanes would be wrong or no row is an axis alone."""
