@@ -9,9 +9,9 @@ from polyopt.dsl import affine as af
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, SizeRef
 from polyopt.dsl.constants import constant
-from polyopt.dsl.expr import Call, Expr, Size, walk
+from polyopt.dsl.expr import Call, Expr, Size, source_text, walk
 from polyopt.dsl.expr import Literal as Number
-from polyopt.dsl.recognise import NotAffine, affine_of, fold, size_scope, source_text
+from polyopt.dsl.recognise import NotAffine, affine_of, fold, size_scope
 from polyopt.dsl.signature import Parameter, Signature
 from polyopt.dtypes import i64
 from polyopt.errors import ShapeError

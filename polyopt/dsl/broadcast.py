@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from polyopt.dsl.affine import constant
-from polyopt.dsl.expr import Element, Expr, Index, as_expr, free_indices
+from polyopt.dsl.expr import Element, Expr, Index, as_expr, free_indices, source_text
 from polyopt.dsl.extents import Extents, known_extents
-from polyopt.dsl.recognise import source_text
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle, sugar_indices
 from polyopt.errors import DefinitionError, ShapeError

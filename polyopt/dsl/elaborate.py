@@ -14,9 +14,9 @@ from polyopt.dsl import affine as af
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine
 from polyopt.dsl.constants import constant
-from polyopt.dsl.expr import AffineSize, Element, Expr, Index, Size, free_indices, walk
+from polyopt.dsl.expr import AffineSize, Element, Expr, Index, Size, free_indices, source_text, walk
 from polyopt.dsl.lower_reductions import accumulated, as_axis, lower_reduction, unguarded
-from polyopt.dsl.recognise import Scope, is_data, source_text
+from polyopt.dsl.recognise import Scope, is_data
 from polyopt.dsl.state import Definition, Handle, State
 from polyopt.dsl.types import UNKNOWN, Type, Unknown, WeakType, concrete, join
 from polyopt.dsl.values import Builder, Names

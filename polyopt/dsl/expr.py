@@ -6,7 +6,7 @@ An expression has identity semantics, since `==` builds a condition. Nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from typing import Literal as OneOf
 
@@ -65,6 +65,9 @@ class Expr(Operators):
         """The direct sub-expressions, subscripts and conditions included."""
         return ()
 
+    def __repr__(self) -> str:
+        return source_text(self)
+
 
 class Literal(Expr):
     """A number. Python's own are weak (they take the dtype of what they meet), NumPy's scalars keep theirs."""
@@ -87,9 +90,6 @@ class Index(Expr):
         super().__init__()
         self.name, self.lower, self.upper, self.cap = name, lower, upper, cap
 
-    def __repr__(self) -> str:
-        return self.name
-
 
 class Size(Expr):
     """A symbolic extent. Sizes of one name are the same size."""
@@ -100,9 +100,6 @@ class Size(Expr):
         super().__init__()
         self.name = name
 
-    def __repr__(self) -> str:
-        return self.name
-
 
 class AffineSize(Expr):
     """An affine expression over sizes of the outermost op, as an extent of a tensor is."""
@@ -112,9 +109,6 @@ class AffineSize(Expr):
     def __init__(self, affine: Affine) -> None:
         super().__init__()
         self.affine = affine
-
-    def __repr__(self) -> str:
-        return str(self.affine)
 
 
 class Element(Expr):
@@ -348,4 +342,34 @@ def free_indices(expr: Expr) -> tuple[Index, ...]:
     return tuple(found)
 
 
-Build = Callable[..., Expr]
+_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"} | {
+    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^",
+}  # fmt: skip
+
+
+def source_text(expr: Expr) -> str:
+    """The expression about as the user wrote it, for messages."""
+    match expr:
+        case Literal(value=value):
+            return str(value)
+        case Index(name=name) | Size(name=name):
+            return name
+        case AffineSize(affine=affine):
+            return str(affine)
+        case Element(tensor=tensor, subscripts=subscripts):
+            return f"{tensor.name}[{', '.join(map(source_text, subscripts)) or '()'}]" if subscripts else tensor.name
+        case InScope(body=body):
+            return source_text(body)
+        case Call(name=name, args=(left, right)) if name in _SYMBOLS:
+            return f"{_operand_text(left)} {_SYMBOLS[name]} {_operand_text(right)}"
+        case Call(name="neg" | "not" as name, args=(arg,)):
+            return f"{'-' if name == 'neg' else '~'}{_operand_text(arg)}"
+        case Call(name=name, args=args):
+            return f"{name}({', '.join(map(source_text, args))})"
+        case _:
+            return "this expression"
+
+
+def _operand_text(expr: Expr) -> str:
+    text = source_text(expr)
+    return f"({text})" if isinstance(expr, Call) and expr.name in _SYMBOLS else text

@@ -18,6 +18,7 @@ from polyopt.dsl.expr import (
     Index,
     InScope,
     Size,
+    source_text,
     walk,
 )
 from polyopt.dsl.expr import Literal as Number
@@ -256,34 +257,3 @@ def refusal(problem: NotAffine, what: str, fix: str = "") -> DefinitionError:
             facts={"needs_sizes": True},
         )
     return DefinitionError(what, where=problem.span, why=problem.reason, fix=fix)
-
-
-_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"} | {
-    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^",
-}  # fmt: skip
-
-
-def source_text(expr: Expr) -> str:
-    """The expression about as the user wrote it, for messages."""
-    match expr:
-        case Number(value=value):
-            return str(value)
-        case Index() | Size() | AffineSize():
-            return repr(expr)
-        case Element(tensor=tensor, subscripts=subscripts):
-            return f"{tensor.name}[{', '.join(map(source_text, subscripts)) or '()'}]" if subscripts else tensor.name
-        case InScope(body=body):
-            return source_text(body)
-        case Call(name=name, args=(left, right)) if name in _SYMBOLS:
-            return f"{_operand_text(left)} {_SYMBOLS[name]} {_operand_text(right)}"
-        case Call(name="neg" | "not" as name, args=(arg,)):
-            return f"{'-' if name == 'neg' else '~'}{_operand_text(arg)}"
-        case Call(name=name, args=args):
-            return f"{name}({', '.join(map(source_text, args))})"
-        case _:
-            return "this expression"
-
-
-def _operand_text(expr: Expr) -> str:
-    text = source_text(expr)
-    return f"({text})" if isinstance(expr, Call) and expr.name in _SYMBOLS else text

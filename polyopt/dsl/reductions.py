@@ -176,11 +176,14 @@ def _indices(kind: str, over: object, body: Expr) -> tuple[Index, ...]:
         parts: tuple[Any, ...] = tuple(over) if isinstance(over, tuple | list) else (over,)
         if len(set(parts)) == len(parts):
             return parts
+    fix = f"po.{kind}(e, k), or po.{kind}(e, (k, l)) with k, l = po.indices('k l')."
+    if kind in ("max", "min") and over is not None:
+        fix += f" The {kind}imum of two values is po.{kind}imum(a, b)."
     raise DefinitionError(
         f"po.{kind} of an expression needs the indices to reduce",
         where=user_span(),
         why=f"It is given {over!r}." if over is not None else "None is given.",
-        fix=f"po.{kind}(e, k), or po.{kind}(e, (k, l)) with k, l = po.indices('k l').",
+        fix=fix,
     )
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyopt.dsl.expr import Element, Expr, free_indices, try_expr
-from polyopt.dsl.recognise import source_text
+from polyopt.dsl.expr import Element, Expr, free_indices, source_text, try_expr
 from polyopt.dsl.signature import Signature
 from polyopt.dsl.state import Handle, State, sugar_indices
 from polyopt.errors import DefinitionError, Span

@@ -12,8 +12,7 @@ from typing import Literal as OneOf
 
 import numpy as np
 
-from polyopt.dsl.expr import Call, Expr, Literal, Size, try_expr, walk
-from polyopt.dsl.recognise import source_text
+from polyopt.dsl.expr import Call, Expr, Literal, Size, source_text, try_expr, walk
 from polyopt.dsl.spans import function_span
 from polyopt.dtypes import DType, TensorType
 from polyopt.errors import DefinitionError, Span

@@ -20,10 +20,11 @@ from polyopt.dsl.expr import (
     Size,
     as_expr,
     free_indices,
+    source_text,
     try_expr,
 )
 from polyopt.dsl.extents import known_extents
-from polyopt.dsl.recognise import extent_of, is_data, source_text
+from polyopt.dsl.recognise import extent_of, is_data
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle, check_rank, sugar_indices
 from polyopt.errors import DefinitionError, DTypeError, ShapeError

@@ -40,6 +40,7 @@ from polyopt.dsl.expr import (
     Reduction,
     Size,
     Weakened,
+    source_text,
     walk,
 )
 from polyopt.dsl.recognise import (
@@ -49,7 +50,6 @@ from polyopt.dsl.recognise import (
     affine_of,
     is_data,
     refusal,
-    source_text,
     try_condition,
 )
 from polyopt.dsl.state import Handle, check_rank, fresh_name
