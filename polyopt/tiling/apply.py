@@ -5,41 +5,57 @@ Only coincident loops move: every dependence inside has distance zero along them
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
 from polyopt.dsl.affine import Affine
-from polyopt.poly.tree import Leaf, Loop, LoopKind, Sequence, Tree, statements
+from polyopt.poly.tree import Leaf, Loop, LoopKind, Sequence, Tree, loops, statements
 from polyopt.tiling.plan import NestPlan, TilingPlan
 
 
 def apply(tree: Tree, plan: TilingPlan) -> Tree:
     """The tiled tree; loops of `tree` have unique names."""
-    return _visit(tree, {nest.chain[0]: nest for nest in plan.nests})
+    names = _tile_names(tree, plan)
+    return _visit(tree, {nest.chain[0]: nest for nest in plan.nests}, names)
 
 
-def _visit(tree: Tree, nests: dict[str, NestPlan]) -> Tree:
+def _tile_names(tree: Tree, plan: TilingPlan) -> dict[str, str]:
+    """For each tiled loop a name for the loop over its tiles that no other loop has, not even one of the user's."""
+    used = {loop.name for loop in loops(tree)}
+    names: dict[str, str] = {}
+    for loop in (loop for nest in plan.nests for loop, _ in nest.tiles):
+        name, number = f"{loop}_tile", 1
+        while name in used:
+            number += 1
+            name = f"{loop}_tile#{number}"
+        used.add(name)
+        names[loop] = name
+    return names
+
+
+def _visit(tree: Tree, nests: Mapping[str, NestPlan], names: Mapping[str, str]) -> Tree:
     match tree:
         case Leaf():
             return tree
         case Sequence(children):
-            return Sequence(tuple(_visit(child, nests) for child in children))
+            return Sequence(tuple(_visit(child, nests, names) for child in children))
         case Loop(name=name):
             if name in nests:
-                return _apply_nest(tree, nests[name], nests)
-            return replace(tree, body=_visit(tree.body, nests))
+                return _apply_nest(tree, nests[name], nests, names)
+            return replace(tree, body=_visit(tree.body, nests, names))
         case _:
             assert_never(tree)
 
 
-def _apply_nest(tree: Loop, nest: NestPlan, nests: dict[str, NestPlan]) -> Tree:
+def _apply_nest(tree: Loop, nest: NestPlan, nests: Mapping[str, NestPlan], names: Mapping[str, str]) -> Tree:
     chain: dict[str, Loop] = {}
     body: Tree = tree
     for name in nest.chain:
         assert isinstance(body, Loop) and body.name == name, f"the plan's chain follows the tree at {name}"
         chain[name] = body
         body = body.body
-    body = _visit(body, {head: inner for head, inner in nests.items() if head != nest.chain[0]})
+    body = _visit(body, {head: inner for head, inner in nests.items() if head != nest.chain[0]}, names)
     points = [name for name, _ in nest.tiles if name not in (nest.rows, nest.vector)]
     inner = [*points, *(name for name in (nest.rows, nest.vector) if name is not None)]
     for name in reversed(inner):
@@ -48,16 +64,16 @@ def _apply_nest(tree: Loop, nest: NestPlan, nests: dict[str, NestPlan]) -> Tree:
     for name in reversed(nest.order):
         size = nest.tile(name)
         if size is not None:
-            body = _tile_loop(chain[name], size, body)
+            body = _tile_loop(chain[name], names[name], size, body)
         elif name not in inner:
             body = replace(chain[name], body=body)
     return body
 
 
-def _tile_loop(loop: Loop, size: int, body: Tree) -> Loop:
+def _tile_loop(loop: Loop, tile: str, size: int, body: Tree) -> Loop:
     """The loop over the first points of the tiles of `loop`."""
     rows = tuple((name, (row // size) * size) for name, row in loop.rows)
-    return replace(loop, name=f"{loop.name}_tile", rows=rows, body=body)
+    return replace(loop, name=tile, rows=rows, body=body)
 
 
 def _sink(loop: Loop, body: Tree) -> Tree:
