@@ -15,7 +15,7 @@ from polyopt.dsl.affine import TRUE, Affine, Compare, Condition, Or, axes_of, co
 from polyopt.errors import BoundsError, DefinitionError, PolyoptError, Span
 from polyopt.poly.contexts import ReadContext, ReduceContext, Scope, contexts, element_text
 from polyopt.poly.coverage import check_coverage, check_single_definition, reach
-from polyopt.poly.intervals import extreme, is_nonnegative, is_plainly_empty
+from polyopt.poly.intervals import is_nonnegative, is_plainly_empty, is_within, narrowed
 from polyopt.poly.proof import Proof, domain, element, point_text, values_at
 from polyopt.poly.space import Point, project_onto
 
@@ -75,20 +75,11 @@ def _check_bounds(reference: _Reference, proof: Proof) -> None:
     """Every affine subscript lies in its dimension wherever the reference happens."""
     if _never_happens(reference.scope):
         return
-    ranges = {axis.name: axis for axis in reference.scope.axes}
+    ranges = narrowed({axis.name: axis for axis in reference.scope.axes}, reference.scope.condition)
     for dimension, extent in enumerate(proof.shape(reference.tensor)):
         subscript = reference.subscripts[dimension]
-        if isinstance(subscript, Affine) and not _is_within(subscript, extent, ranges):
+        if isinstance(subscript, Affine) and not is_within(subscript, extent, ranges):
             _check_dimension(reference, dimension, subscript, extent, proof)
-
-
-def _is_within(subscript: Affine, extent: Affine, ranges: dict[str, ir.Axis]) -> bool:
-    """Whether bounds of the axes alone show that `0 <= subscript < extent`."""
-    least = extreme(subscript, ranges, largest=False)
-    greatest = extreme(subscript, ranges, largest=True)
-    if least is None or greatest is None:
-        return False
-    return is_nonnegative(least) and is_nonnegative(extent - 1 - greatest)
 
 
 def _check_dimension(reference: _Reference, dimension: int, subscript: Affine, extent: Affine, proof: Proof) -> None:

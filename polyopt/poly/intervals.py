@@ -6,10 +6,25 @@ Sizes are at least 0 throughout: that is what the shape of an array can be.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
 
 from polyopt.dsl import ir
-from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef, atoms, substitute
+from polyopt.dsl.affine import (
+    Affine,
+    And,
+    AxisRef,
+    Compare,
+    Condition,
+    FloorDiv,
+    Not,
+    Or,
+    SizeRef,
+    atoms,
+    substitute,
+)
+
+Comparison = Literal["==", "!=", ">=", ">", "<=", "<"]
 
 
 def is_nonnegative(expression: Affine) -> bool:
@@ -69,6 +84,66 @@ def _atom_extreme(atom: AxisRef | SizeRef | FloorDiv, ranges: Mapping[str, ir.Ax
             if len(bounds) != 1:
                 return None
             return bounds[0] - 1 if largest else bounds[0]
+
+
+def is_within(subscript: Affine, extent: Affine, ranges: Mapping[str, ir.Axis]) -> bool:
+    """Whether the bounds of the axes alone show that `0 <= subscript < extent`."""
+    least = extreme(subscript, ranges, largest=False)
+    if least is None or not is_nonnegative(least):
+        return False
+    greatest = extreme(subscript, ranges, largest=True)
+    return greatest is not None and is_nonnegative(extent - 1 - greatest)
+
+
+def narrowed(ranges: Mapping[str, ir.Axis], condition: Condition) -> dict[str, ir.Axis]:
+    """Ranges of the points where the condition holds, as far as comparisons of single axes with sizes tell."""
+    result = dict(ranges)
+    for comparison in _necessary(condition, holds=True):
+        for atom, factor in comparison.left.terms:
+            if isinstance(atom, AxisRef) and atom.name in result and factor in (1, -1):
+                rest = comparison.left - Affine(0, ((atom, factor),))
+                if not any(isinstance(other, AxisRef) for other in atoms(rest)):
+                    result[atom.name] = _restricted(result[atom.name], factor, rest, comparison.op)
+    return result
+
+
+_NEGATED: Mapping[Comparison, Comparison] = {"==": "!=", "!=": "==", ">=": "<", "<": ">=", ">": "<=", "<=": ">"}
+_MIRRORED: Mapping[Comparison, Comparison] = {"==": "==", "!=": "!=", ">=": "<=", "<": ">", ">": "<", "<=": ">="}
+
+
+def _necessary(condition: Condition, *, holds: bool) -> Iterator[Compare]:
+    """Comparisons that are true wherever the condition is (`holds=False`: wherever it is not)."""
+    match condition:
+        case Compare(left, op):
+            yield condition if holds else Compare(left, _NEGATED[op])
+        case Not(part):
+            yield from _necessary(part, holds=not holds)
+        case And(parts) | Or(parts):
+            if isinstance(condition, And) == holds:
+                for part in parts:
+                    yield from _necessary(part, holds=holds)
+
+
+def _restricted(axis: ir.Axis, factor: int, rest: Affine, op: Comparison) -> ir.Axis:
+    """The range where `factor * axis + rest OP 0`; `!=` tells something at the ends only."""
+    value = rest * -factor
+    op = op if factor > 0 else _MIRRORED[op]
+    lower, upper = axis.lower, axis.upper
+    match op:
+        case "==":
+            lower, upper = (*lower, value), (*upper, value + 1)
+        case ">=":
+            lower = (*lower, value)
+        case ">":
+            lower = (*lower, value + 1)
+        case "<=":
+            upper = (*upper, value + 1)
+        case "<":
+            upper = (*upper, value)
+        case "!=":
+            lower = tuple(bound + 1 if bound == value else bound for bound in lower)
+            upper = tuple(bound - 1 if bound == value + 1 else bound for bound in upper)
+    return ir.Axis(axis.name, tightest(lower, largest=True), tightest(upper, largest=False))
 
 
 def window(

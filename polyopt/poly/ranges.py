@@ -25,7 +25,7 @@ from polyopt.dsl.affine import (
 from polyopt.errors import DefinitionError, ShapeError, Span
 from polyopt.poly import checks
 from polyopt.poly.contexts import element_text, equation_scope, read_contexts, reduce_contexts, replace_axes
-from polyopt.poly.intervals import as_range, is_nonnegative, window
+from polyopt.poly.intervals import as_range, is_within, narrowed, window
 from polyopt.poly.projection import largest_interval
 from polyopt.poly.shapes import Extents
 
@@ -271,14 +271,9 @@ class _State:
         return {name: self.known[key] for name, key in use.keys.items() if key in self.known}
 
     def _holds_within(self, use: _Use, axis: ir.Axis, extents: Extents) -> bool:
-        """Whether the read is plainly in bounds all over `axis`, whatever its guard."""
-        extent = extents.value(use.tensor, use.dimension)
-        bounds = window(use.subscript, axis.name, self._ranges(use), extent)
-        return (
-            bounds is not None
-            and any(is_nonnegative(lower - bounds[0]) for lower in axis.lower)
-            and any(is_nonnegative(bounds[1] - upper) for upper in axis.upper)
-        )
+        """Whether the read is plainly in bounds all over `axis`, where its guard holds."""
+        ranges = narrowed({**self._ranges(use), axis.name: axis}, use.condition)
+        return is_within(use.subscript, extents.value(use.tensor, use.dimension), ranges)
 
     def confirm(self, extents: Extents) -> None:
         """Raises `DefinitionError` if an axis was taken from an extent that this very axis made grow."""
