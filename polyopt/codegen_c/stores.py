@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from polyopt.codegen_c import memory, ops
 from polyopt.codegen_c.expressions import Context, Expressions, Slot, neutral_number
@@ -58,9 +59,9 @@ class Stores:
 
     def store(self, store: Store, context: Context, partials: Partials) -> None:
         x = self._x
-        partial = partials.get((store.buffer, store.indices))
-        if partial is not None:
-            self._accumulate(partial, x.value(store.value, context), context)
+        running = partials.get((store.buffer, store.indices))
+        if running is not None:
+            self._accumulate(running, x.value(store.value, context), context)
             return
         place = x.places[store.buffer]
         value = x.value(store.value, context)
@@ -73,9 +74,11 @@ class Stores:
         address = memory.address_of(self._f, place, indices, context.lanes)
         if context.lanes == 1:
             self._guarded(guard, lambda: self._store_scalar(store, place, address, value))
+        elif guard is not None and guard.lanes > 1:
+            self._store_lanes(store, place, address, value, context.lanes, both(self._f, context.mask, guard))
         else:
-            mask = both(self._f, context.mask, guard)
-            self._store_lanes(store, place, address, value, context.lanes, mask)
+            write = partial(self._store_lanes, store, place, address, value, context.lanes, context.mask)
+            self._guarded(guard, write)
 
     def _guarded(self, guard: Value | None, write: Callable[[], None]) -> None:
         if guard is None:

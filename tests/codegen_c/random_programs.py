@@ -64,8 +64,10 @@ class Maker:
         r = self.random
         outputs = [self.axis(f"i{n}", is_reduced=False) for n in range(r.randint(1, 2))]
         reduced = [self.axis(f"k{n}", is_reduced=True) for n in range(r.choice([0, 1, 1, 2]))]
+        is_scatter = bool(reduced) and r.random() < 0.2
+        outputs = outputs[:1] if is_scatter else outputs
         value = self.value([*outputs, *reduced], depth=r.randint(1, 3))
-        body = self.nest(outputs, reduced, value)
+        body = self.scatter(outputs[0], reduced, value) if is_scatter else self.nest(outputs, reduced, value)
         buffers = tuple(b for b in self.buffers if b.name != "y") + tuple(b for b in self.buffers if b.name == "y")
         sites = (Site("x", 0, None),) * 4
         program = LoopProgram("random", buffers, (), tuple(self.sizes), ("y",), body, sites)
@@ -171,12 +173,7 @@ class Maker:
     def nest(self, outputs: list[Axis], reduced: list[Axis], value: Expr) -> Stmt:
         r = self.random
         target, shape = self.target(outputs)
-        output = np.zeros(shape, self.dtype.numpy)
-        strided = self.strided(output) if r.random() < 0.5 else output
-        self.arrays["y"] = strided
-        self.buffers.append(
-            Buffer("y", self.dtype, tuple(map(integer, shape)), "argument", tuple(map(integer, strided.strides)))
-        )
+        self.add_output(shape)
         if not reduced:
             return self.loops(outputs, Store("S", (), "y", target, value))
         reducer = self.reducer()
@@ -189,6 +186,13 @@ class Maker:
         if form < 0.6:
             return self.loops(outputs, Block((init, self.loops(reduced, update, inner=True))))
         return self.through_local(outputs, reduced, target, value, reducer)
+
+    def add_output(self, shape: tuple[int, ...]) -> None:
+        output = np.zeros(shape, self.dtype.numpy)
+        strided = self.strided(output) if self.random.random() < 0.5 else output
+        self.arrays["y"] = strided
+        strides = tuple(map(integer, strided.strides))
+        self.buffers.append(Buffer("y", self.dtype, tuple(map(integer, shape)), "argument", strides))
 
     def through_local(
         self, outputs: list[Axis], reduced: list[Axis], target: tuple[Expr, ...], value: Expr, reducer: Reducer
@@ -207,6 +211,20 @@ class Maker:
             )
         )
         return self.loops(outputs, Alloc(acc, block))
+
+    def scatter(self, output: Axis, reduced: list[Axis], value: Expr) -> Stmt:
+        """Accumulates into rows, or elements of rows, that data choose."""
+        self.add_output((6, max(1, output.extent)))
+        row = Axis("r", 6, 0, is_reduced=False)
+        column = index_var(output.name)
+        axis = reduced[0]
+        table = Load(self.input((max(1, axis.extent),), i32, high=6), (index_var(axis.name),), i32)
+        chosen: Expr = Cast(table, i64)
+        reducer = self.reducer()
+        assert reducer.neutral is not None
+        init = Store("S_init", (), "y", (index_var("r"), column), reducer.neutral)
+        update = Store("S", (), "y", (chosen, column), value, reducer, (Check(0, 0),))
+        return Block((self.loops([row, output], init), self.loops([output, *reduced], update, inner=True)))
 
     def reducer(self) -> Reducer:
         name: Any = self.random.choice(["sum", "sum", "max", "min", "custom"])

@@ -181,6 +181,24 @@ def test_lanes_that_meet_in_one_element_all_count(n: int) -> None:
     np.testing.assert_array_equal(counts, np.bincount(bins, minlength=3))
 
 
+@pytest.mark.parametrize("inner", ["i", "j"])
+@pytest.mark.parametrize("kind", ["vector", "serial"])
+def test_rows_chosen_by_data_are_added_to(inner: str, kind: str) -> None:
+    g, t, ids = numbers(15, 20), np.zeros((10, 20), np.float32), np.arange(15) % 7
+    row = Load("ids", (i,), i64)
+    update = store("t", [row, j], load("g", i, j), total(), checks=(Check(0, 2),))
+    outer, trips = ("j", (20, 15)) if inner == "i" else ("i", (15, 20))
+    nest = loop(outer, trips[0], loop(inner, trips[1], update, kind=kind))
+    run(nest, {"g": g, "ids": ids, "t": t})
+    wanted = np.zeros_like(t)
+    np.add.at(wanted, ids, g)
+    np.testing.assert_array_equal(t, wanted)
+    ids[3] = -1
+    with pytest.raises(BoundsFailure) as failure:
+        run(nest, {"g": g, "ids": ids, "t": t})
+    assert failure.value.args == (2, -1, 10)
+
+
 def test_a_gather_over_lanes() -> None:
     x, y = numbers(30), np.zeros(77, np.float32)
     ids = np.random.default_rng(0).integers(0, 30, 77).astype(np.int32)

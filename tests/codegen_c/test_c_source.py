@@ -1,0 +1,168 @@
+"""Printed C: readable, strict about warnings, and right for every kind of statement."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyopt.codegen_c.c_source import as_c, as_c_header
+from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
+from polyopt.dtypes import bool_, f16, f32, f64, i32, i64
+from polyopt.loops.ir import Alloc, Block, Buffer, Check, If, Load, integer
+from tests.codegen_c.kernels import (
+    BoundsFailure,
+    fl,
+    i,
+    index_var,
+    j,
+    load,
+    loop,
+    op,
+    program_of,
+    run_c,
+    store,
+    total,
+)
+from tests.codegen_c.test_reductions import matmul
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler")
+N = index_var("N")
+
+
+def numbers(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(sum(shape)).integers(-8, 9, shape).astype(np.float32)
+
+
+def test_a_matrix_product_reads_like_one(tmp_path: Path) -> None:
+    a, b, c = numbers(13, 7), numbers(7, 70), np.zeros((13, 70), np.float32)
+    text = run_c(matmul(13, 70, 7, 6, 64), {"A": a, "B": b, "C": c}, tmp_path)
+    np.testing.assert_array_equal(c, a @ b)
+    assert "for (int64_t it = 0; it < 13; it += 6) { /* parallel */" in text
+    assert "C[i * 70 + j] += A[i * 7 + k] * B[k * 70 + j]; /* S */" in text
+
+
+def test_openmp_marks_parallel_loops(tmp_path: Path) -> None:
+    a, b, c = numbers(50, 7), numbers(7, 20), np.zeros((50, 20), np.float32)
+    text = run_c(matmul(50, 20, 7, 6, 64), {"A": a, "B": b, "C": c}, tmp_path, openmp=True)
+    assert "#pragma omp parallel for" in text
+    np.testing.assert_array_equal(c, a @ b)
+
+
+def test_workspace_and_local_buffers(tmp_path: Path) -> None:
+    x, y = numbers(12, 33), np.zeros((12, 33), np.float32)
+    shared = Buffer("s", f32, (N, integer(33)), "workspace")
+    private = Buffer("p", f32, (integer(33),), "workspace")
+    scratch = Buffer("t", f32, (), "local")
+    doubled = store("t", [], fl("add", load("x", i, j), load("x", i, j)))
+    first = loop("i", N, loop("j", 33, Alloc(scratch, Block((doubled, store("s", [i, j], load("t")))))))
+    copy = loop("j", 33, store("p", [op("sub", 32, j)], load("s", i, j)))
+    back = loop("j", 33, store("y", [i, j], load("p", j)))
+    body = Block((first, loop("i", N, Alloc(private, Block((copy, back))), kind="parallel")))
+    run_c(body, {"x": x, "y": y}, tmp_path, workspace=(shared,), sizes=("N",), size_values=(12,))
+    np.testing.assert_array_equal(y, 2 * x[:, ::-1])
+
+
+def test_a_failed_check_is_returned(tmp_path: Path) -> None:
+    x, y, ids = numbers(6), np.zeros(9, np.float32), np.arange(9) % 6
+    value = load("x", Load("ids", (i,), i64), checks=(Check(0, 5),))
+    body = loop("i", 9, store("y", [i], value))
+    run_c(body, {"x": x, "ids": ids, "y": y}, tmp_path)
+    np.testing.assert_array_equal(y, x[ids])
+    ids[4] = -1
+    with pytest.raises(BoundsFailure) as failure:
+        run_c(body, {"x": x, "ids": ids, "y": y}, tmp_path)
+    assert failure.value.args == (5,)
+    assert y[4] == 0
+
+
+def test_a_checked_store_does_not_happen(tmp_path: Path) -> None:
+    bins, h = np.array([0, 2, 5, 2], np.int32), np.zeros(3, np.int64)
+    update = store("h", [Cast(Load("b", (i,), i32), i64)], Const(1, i64), total(i64), checks=(Check(0, 1),))
+    with pytest.raises(BoundsFailure):
+        run_c(loop("i", 4, update), {"b": bins, "h": h}, tmp_path)
+    np.testing.assert_array_equal(h, [1, 0, 2])
+
+
+def test_strides_that_are_no_whole_items_and_run_time_strides(tmp_path: Path) -> None:
+    records = np.zeros(20, np.dtype([("pad", np.int8), ("value", np.float32)]))
+    records["value"] = numbers(20)
+    x, y = records["value"], np.zeros(20, np.float32)
+    run_c(loop("i", 20, store("y", [i], load("x", i))), {"x": x, "y": y}, tmp_path)
+    np.testing.assert_array_equal(y, x)
+    shape = (integer(20),)
+    arguments = (Buffer("x", f32, shape, "argument", (index_var("s"),)), Buffer("y", f32, shape, "argument"))
+    body = loop("i", 20, store("y", [i], load("x", i), total()))
+    run_c(body, {"x": x, "y": y}, tmp_path, arguments=arguments, sizes=("s",), size_values=x.strides)
+    np.testing.assert_array_equal(y, 2 * x)
+
+
+def test_every_reducer(tmp_path: Path) -> None:
+    x = numbers(30)
+    combine: Op[Any] = Op("add", (Op("mul", (Var("a", f32), Const(0.5, f32)), f32), Var("b", f32)), f32)
+    reducers = {
+        "max": Reducer("max", f32, None),
+        "min": Reducer("min", f32, None),
+        "prod": Reducer("prod", f32, Const(1, f32)),
+        "custom": Reducer("custom", f32, Const(0, f32), combine),
+    }
+    y = np.zeros(4, np.float32)
+    body = Block(tuple(loop("i", 30, store("y", [n], load("x", i), r)) for n, r in enumerate(reducers.values())))
+    run_c(body, {"x": x, "y": y}, tmp_path)
+    running = np.float32(0)
+    for value in x:
+        running = running * np.float32(0.5) + value
+    np.testing.assert_array_equal(y, [max(0, x.max()), min(0, x.min()), 0, running])
+
+
+def test_bool_and_half_buffers_and_conditions(tmp_path: Path) -> None:
+    x, flags = numbers(30).astype(np.float16), np.arange(30) % 3 == 0
+    y = np.zeros(30, np.float16)
+    value = fl("mul", load("x", i, dtype=f16), Const(0.1, f16))
+    body: Stmt = loop(
+        "i", 30, If(load("flags", i, dtype=bool_), store("y", [i], value), store("y", [i], Const(1, f16)))
+    )
+    run_c(body, {"x": x, "flags": flags, "y": y}, tmp_path)
+    np.testing.assert_array_equal(y, np.where(flags, x * np.float16(0.1), np.float16(1)))
+
+
+def test_names_that_mean_something_in_c(tmp_path: Path) -> None:
+    x, y = numbers(5), np.zeros(5, np.float32)
+    var = index_var("for")
+    body = loop("for", 5, store("out[0]", [var], load("double", var)))
+    text = run_c(body, {"double": x, "out[0]": y}, tmp_path)
+    assert "double_" in text and "out_0_" in text
+    np.testing.assert_array_equal(y, x)
+
+
+def test_extreme_constants(tmp_path: Path) -> None:
+    numbers_ = [np.inf, -np.inf, np.nan, 5e-324, 1.7976931348623157e308, -0.0, 0.1]
+    y = np.ones(len(numbers_))
+    whole = np.zeros(3, np.int64)
+    limits = [-(2**63), 2**63 - 1, -(2**31)]
+    stores = [store("y", [n], Const(value, f64)) for n, value in enumerate(numbers_)]
+    stores += [store("w", [n], Const(value, i64)) for n, value in enumerate(limits)]
+    run_c(Block(tuple(stores)), {"w": whole, "y": y}, tmp_path)
+    np.testing.assert_array_equal(y, numbers_)
+    np.testing.assert_array_equal(np.signbit(y), np.signbit(numbers_))
+    np.testing.assert_array_equal(whole, limits)
+
+
+def test_the_header_declares_the_function(tmp_path: Path) -> None:
+    program, _ = program_of(loop("i", 5, store("y", [i], Const(0, f32))), {"y": np.zeros(5, np.float32)})
+    header = as_c_header(program)
+    (tmp_path / "kernel.h").write_text(header)
+    source = tmp_path / "kernel.c"
+    source.write_text('#include "kernel.h"\n' + as_c(program))
+    done = subprocess.run(
+        ["gcc", "-std=c11", "-Wall", "-Werror", "-c", "-o", str(tmp_path / "k.o"), str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "int64_t kernel(float *y);" in header
