@@ -8,6 +8,7 @@ most once. Whatever goes wrong here, a caller gets a miss and compiles.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -72,15 +73,13 @@ def key(target: Target, **parts: object) -> str:
 
     parts: what decides the code (program text, dtypes, sizes, layouts, options), as values that JSON can write
     """
-    facts = {
-        "parts": parts,
-        "triple": target.triple,
-        "cpu": target.cpu,
-        "features": target.features,
-        "target": [target.name, target.vector_bits, target.l1_bytes, target.l2_bytes, target.l3_bytes],
-        "versions": _versions(),
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+    return digest(parts=parts, target=dataclasses.asdict(target))
+
+
+def digest(**facts: object) -> str:
+    """A SHA-256 over facts and the versions of all that makes code, as an entry's name."""
+    text = json.dumps({"facts": facts, "versions": _versions()}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @cache
@@ -103,11 +102,16 @@ def _installed(package: str) -> str:
 
 
 def _fingerprint(folder: Path) -> str:
-    seen = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        status = path.stat()
-        seen.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return seen.hexdigest()
+    seen: list[str] = []
+    pending = [str(folder)]
+    while pending:
+        for item in os.scandir(pending.pop()):
+            if item.is_dir(follow_symlinks=False):
+                pending.append(item.path)
+            elif item.name.endswith(".py"):
+                status = item.stat()
+                seen.append(f"{item.path[len(str(folder)) :]} {status.st_size} {status.st_mtime_ns}\n")
+    return hashlib.sha256("".join(sorted(seen)).encode()).hexdigest()
 
 
 # --- lookup and store -----------------------------------------------------------------------------------------

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,8 +27,8 @@ from polyopt.runtime import fastcall, jit
 from polyopt.runtime.arrays import Layout
 from polyopt.runtime.fastcall import Entries
 from polyopt.runtime.fastcall_ir import fast_call_ir
-from polyopt.runtime.jit import LoadedCode
 from polyopt.runtime.kernel import Kernel, KernelInfo
+from polyopt.runtime.objects import LoadedCode
 from polyopt.runtime.pool import POOLS, is_supported, pool_text
 from polyopt.target import Target, preset
 
@@ -148,12 +151,25 @@ def choose_target(choice: str | Target | None, *, on_device: bool = False) -> Ta
         return wanted
     if wanted == targets.CUDA:
         raise _no_cuda()
-    return targets.resolve(wanted)
+    return host() if wanted == targets.CPU else targets.resolve(wanted)
+
+
+@functools.cache
+def host() -> Target:
+    """This machine. What LLVM says about it is kept on disk, as asking it means loading it."""
+    key = cache.digest(host=targets.host_facts())
+    entry = cache.lookup(key)
+    if entry is not None:
+        with suppress(ValueError, TypeError):
+            return Target(**json.loads(entry.report))
+    found = targets.host()
+    cache.store(key, Entry(KernelInfo("host", ()), b"", json.dumps(dataclasses.asdict(found))))
+    return found
 
 
 def check_runs_here(target: Target) -> None:
     """Raise `BackendUnavailable` where this machine cannot run code for `target`."""
-    here = targets.host()
+    here = host()
     if target.triple == here.triple and target.vector_bits <= here.vector_bits:
         return
     raise BackendUnavailable(

@@ -85,7 +85,7 @@ def preset(name: str) -> Target:
     bits, registers, cpu = _X86_PRESETS[name]
     if name == "generic" and not is_x86:
         bits, registers, cpu = 128, 32, "generic"
-    triple = _process_triple() if is_x86 or name == "generic" else "x86_64-unknown-linux-gnu"
+    triple = _triple(platform.machine() if is_x86 or name == "generic" else "x86_64")
     caches = {**_DEFAULT_CACHES, **_cache_sizes()}
     return Target(name, bits, registers, triple=triple, cpu=cpu, features="", **caches)
 
@@ -98,13 +98,37 @@ def host() -> Target:
     features = usable_features(binding.get_host_cpu_features(), _system_flags())
     base = preset(_widest_preset(features))
     enabled = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
-    return replace(base, triple=_process_triple(), cpu=binding.get_host_cpu_name(), features=enabled)
+    return replace(base, triple=_triple(platform.machine()), cpu=binding.get_host_cpu_name(), features=enabled)
 
 
-def _process_triple() -> str:
-    from llvmlite import binding  # heavy, as above
+def host_facts() -> tuple[str, ...]:
+    """What identifies this processor without LLVM: with the same facts, `host()` is the same."""
+    return (
+        platform.system(),
+        platform.machine(),
+        *_identity_lines(),
+        *map(str, _cache_sizes().items()),
+    )
 
-    return str(binding.get_process_triple())
+
+def _identity_lines() -> list[str]:
+    """What the system says about the first processor, without what changes from moment to moment."""
+    try:
+        first = _CPU_INFO.read_text(encoding="ascii", errors="replace").partition("\n\n")[0]
+    except OSError:
+        return []
+    return [
+        line for line in first.splitlines() if not line.startswith(("cpu MHz", "bogomips", "apicid", "initial apicid"))
+    ]
+
+
+_SYSTEMS = {"Darwin": "apple-darwin", "Windows": "pc-windows-msvc"}
+
+
+def _triple(machine: str) -> str:
+    """LLVM's name of this system on a machine of the given kind."""
+    architecture = "x86_64" if machine.lower() in ("x86_64", "amd64") else machine.lower()
+    return f"{architecture}-{_SYSTEMS.get(platform.system(), 'unknown-linux-gnu')}"
 
 
 def _is_x86() -> bool:

@@ -512,7 +512,7 @@ def triple(x: f64[N]):
     return y
 
 assert (triple(np.arange(7.0)) == 3 * np.arange(7.0)).all()
-heavy = [name for name in ("islpy", "sympy", "polyopt.poly", "polyopt.pipeline") if name in sys.modules]
+heavy = [name for name in ("islpy", "sympy", "llvmlite", "polyopt.poly", "polyopt.pipeline") if name in sys.modules]
 print(",".join(heavy) or "light")
 """
 

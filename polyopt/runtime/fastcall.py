@@ -19,6 +19,7 @@ from polyopt.errors import CompileError
 from polyopt.runtime import jit
 from polyopt.runtime.arrays import Array
 from polyopt.runtime.fastcall_ir import CALL, TRIAL
+from polyopt.runtime.objects import LoadedCode
 from polyopt.runtime.pool import POOLS
 
 KEPT_ENTRIES = 8
@@ -93,7 +94,7 @@ def _description(example: Array) -> list[int]:
 class Entries:
     """The kinds of calls that one function knows, the latest first. `call` is the function."""
 
-    def __init__(self, code: jit.LoadedCode) -> None:
+    def __init__(self, code: LoadedCode) -> None:
         self._code = code
         self._entries: list[Entry] = []
         self._head = np.zeros(1 + KEPT_ENTRIES, np.int64)
@@ -117,7 +118,7 @@ def _new_function(definition: int, self_address: int) -> Quick:
     return function
 
 
-def load(object_code: bytes) -> jit.LoadedCode | None:
+def load(object_code: bytes) -> LoadedCode | None:
     """The machine code of `fastcall_ir`, tried out; None where it does not work in this process."""
     if not _is_plain_cpython():
         return None
@@ -145,7 +146,7 @@ class _Trial:
     address: int
 
 
-def _works(code: jit.LoadedCode) -> bool:
+def _works(code: LoadedCode) -> bool:
     """Whether examples that fit give the right result, and examples that differ in one thing give None."""
     x = np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2]
     y = np.ones(3, np.int32)

@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from polyopt.errors import CompileError
+from polyopt.runtime import objects
+from polyopt.runtime.objects import LoadedCode
 from polyopt.target import Target, host
 
 DEFAULT_OPTIMISATION = 2
 _names = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedCode:
-    """Machine code in memory.
-
-    addresses: of the symbols that were asked for
-    owner:     LLVM's resource tracker; the code is freed with it, so whoever holds an address holds this value
-    """
-
-    addresses: Mapping[str, int]
-    owner: Any
 
 
 def compile_object(ir_text: str, target: Target, *, opt: int = DEFAULT_OPTIMISATION) -> bytes:
@@ -57,11 +46,15 @@ def load_object(object_code: bytes, symbols: Iterable[str], imports: Mapping[str
     imports: addresses of symbols that the object names and the process does not export
     Raises `CompileError` where a symbol is missing or the object is none for this machine.
     """
-    binding = _binding()
-    builder = binding.JITLibraryBuilder().add_object_img(object_code).add_current_process()
-    for name, address in (imports or {}).items():
-        builder = builder.import_symbol(name, address)
     wanted = tuple(symbols)
+    found = objects.load(object_code, wanted, imports or {})
+    return found or _link_with_llvm(object_code, wanted, imports or {})
+
+
+def _link_with_llvm(object_code: bytes, wanted: tuple[str, ...], imports: Mapping[str, int]) -> LoadedCode:
+    builder = _binding().JITLibraryBuilder().add_object_img(object_code).add_current_process()
+    for name, address in imports.items():
+        builder = builder.import_symbol(name, address)
     for name in wanted:
         builder = builder.export_symbol(name)
     try:
@@ -98,7 +91,7 @@ def _linker() -> Any:
 
 def _target_machine(target: Target, opt: int) -> Any:
     binding = _binding()
-    if target.triple != binding.get_process_triple():
+    if target.triple.partition("-")[0] != binding.get_process_triple().partition("-")[0]:
         binding.initialize_all_targets()
         binding.initialize_all_asmprinters()
     try:

@@ -21,6 +21,7 @@ from typing import ClassVar
 from polyopt import settings
 from polyopt.errors import ArgumentError
 from polyopt.runtime import jit
+from polyopt.runtime.objects import LoadedCode
 from polyopt.runtime.pool_ir import ARCHITECTURES, INIT, RUN, STOP, pool_ir
 from polyopt.target import preset
 
@@ -42,7 +43,7 @@ class Pool:
 
     slots: int
     run: int
-    code: jit.LoadedCode | None
+    code: LoadedCode | None
 
     def reset(self) -> None:
         """Forget the workers: in a forked child they do not exist."""

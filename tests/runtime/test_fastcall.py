@@ -14,11 +14,12 @@ import pytest
 from polyopt.runtime import fastcall, jit
 from polyopt.runtime.fastcall import Entries, Entry
 from polyopt.runtime.fastcall_ir import CALL, STACK_BYTES, TRIAL, fast_call_ir
+from polyopt.runtime.objects import LoadedCode
 from polyopt.target import preset
 
 
 @pytest.fixture(scope="module")
-def code() -> jit.LoadedCode:
+def code() -> LoadedCode:
     found = fastcall.load(jit.compile_object(fast_call_ir(), preset("generic")))
     if found is None:
         pytest.skip("this Python or NumPy has another layout")
@@ -30,12 +31,12 @@ X = np.arange(6, dtype=np.int64).reshape(2, 3)
 Y = np.ones(4, np.float32)
 
 
-def entry(code: jit.LoadedCode, *examples: Any, added: int = 0, workspace: tuple[int, int] = (0, 0)) -> Entry:
+def entry(code: LoadedCode, *examples: Any, added: int = 0, workspace: tuple[int, int] = (0, 0)) -> Entry:
     """An entry for two arguments whose result holds the first element of the first argument plus `added`."""
     return Entry(fastcall._Trial(code.addresses[TRIAL]), examples, [0, 1], RESULT, [added], workspace)
 
 
-def test_a_call_that_fits_runs_and_others_give_none(code: jit.LoadedCode) -> None:
+def test_a_call_that_fits_runs_and_others_give_none(code: LoadedCode) -> None:
     entries = Entries(code)
     assert entries.call(X, Y) is None
     entries.add(entry(code, X, Y, added=5))
@@ -70,13 +71,13 @@ MISFITS: list[Callable[[], tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize("misfit", MISFITS, ids=range(len(MISFITS)))
-def test_an_argument_that_differs_in_one_thing_is_not_taken(code: jit.LoadedCode, misfit: Any) -> None:
+def test_an_argument_that_differs_in_one_thing_is_not_taken(code: LoadedCode, misfit: Any) -> None:
     entries = Entries(code)
     entries.add(entry(code, X, Y))
     assert entries.call(*misfit()) is None
 
 
-def test_entries_are_tried_latest_first_and_the_oldest_are_forgotten(code: jit.LoadedCode) -> None:
+def test_entries_are_tried_latest_first_and_the_oldest_are_forgotten(code: LoadedCode) -> None:
     entries = Entries(code)
     examples = [np.zeros(n + 1, np.int64) for n in range(fastcall.KEPT_ENTRIES + 2)]
     for n, example in enumerate(examples):
@@ -85,7 +86,7 @@ def test_entries_are_tried_latest_first_and_the_oldest_are_forgotten(code: jit.L
     assert [None if value is None else int(value[0]) for value in found] == [None, None, *range(2, len(examples))]
 
 
-def test_large_workspace_is_left_to_the_careful_way(code: jit.LoadedCode) -> None:
+def test_large_workspace_is_left_to_the_careful_way(code: LoadedCode) -> None:
     entries = Entries(code)
     entries.add(entry(code, X, Y, workspace=(STACK_BYTES, 1)))
     assert entries.call(X, Y) is None
@@ -93,7 +94,7 @@ def test_large_workspace_is_left_to_the_careful_way(code: jit.LoadedCode) -> Non
     assert entries.call(X, Y) is not None
 
 
-def test_no_reference_is_lost_or_kept(code: jit.LoadedCode) -> None:
+def test_no_reference_is_lost_or_kept(code: LoadedCode) -> None:
     entries = Entries(code)
     known = entry(code, X, Y)
     entries.add(known)
@@ -107,7 +108,7 @@ def test_no_reference_is_lost_or_kept(code: jit.LoadedCode) -> None:
     assert sys.getrefcount(entries.call(X, Y)) <= 2
 
 
-def test_entries_may_be_replaced_while_other_threads_call(code: jit.LoadedCode) -> None:
+def test_entries_may_be_replaced_while_other_threads_call(code: LoadedCode) -> None:
     entries = Entries(code)
     wrong: list[Any] = []
     stop = threading.Event()
@@ -137,7 +138,7 @@ def test_another_python_goes_through_ctypes(monkeypatch: pytest.MonkeyPatch) -> 
     assert fastcall.load(b"no object") is None
 
 
-def test_a_trial_that_fails_is_believed(code: jit.LoadedCode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_fails_is_believed(code: LoadedCode, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CALL in code.addresses
     monkeypatch.setattr(fastcall, "_works", lambda code: False)
     assert fastcall.load(jit.compile_object(fast_call_ir(), preset("generic"))) is None
