@@ -7,11 +7,12 @@ general by construction, and equal subscripts are equal values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from polyopt.codegen_c import memory, ops, quotients
+from polyopt.codegen_c import memory, ops, quotients, transposes
 from polyopt.codegen_c.llvm_text import Function, Value
 from polyopt.codegen_c.memory import Index, Place
 from polyopt.codegen_c.values import (
@@ -67,6 +68,7 @@ class Context:
     registers: promoted elements: buffer, then subscripts
     flat:      loops to write out, with the number of their iterations, and whether some of those may not happen
     happens:   for a clamped loop variable, whether its iteration happens at all
+    written:   for a loop that is written out: the number of this iteration, and how many there are
     copy:      which of the unrolled copies of a vector loop's body this is
     """
 
@@ -78,6 +80,7 @@ class Context:
     registers: Mapping[str, Mapping[Key, Slot]] = field(default_factory=dict)
     flat: Mapping[str, Flat] = field(default_factory=dict)
     happens: Mapping[str, Value] = field(default_factory=dict)
+    written: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     copy: int = 0
 
     def bind(self, name: str, form: Linear, nominal: Linear | None = None) -> Context:
@@ -196,6 +199,8 @@ class Expressions:
             divided = self._divide_linear(expr, context)
             if divided is not None:
                 return divided
+        if expr.name == "select" and _is_masked_alike(expr):
+            return self.value(expr.args[1], context)
         operands = [self.value(arg, context) for arg in expr.args]
         result = ops.apply(self.f, expr.name, dtype, operands, self._math)
         if dtype == i64 and expr.name in _INDEX_LIKE:
@@ -253,9 +258,45 @@ class Expressions:
         place = self.places[expr.buffer]
         guard = self.checked(place, indices, expr.checks, guard, context)
         address = memory.address_of(self.f, place, indices, context.lanes)
+        block = self._transposed(place, expr, address, guard, context)
+        if block is not None:
+            return block
         is_data = any(isinstance(node, Load) for index in expr.indices for node in walk_expr(index))
         stored = memory.read(self.f, place, address, context.lanes, context.mask, guard, is_regular=not is_data)
         return ops.from_memory(self.f, stored, expr.dtype)
+
+    def _transposed(
+        self, place: Place, expr: Load, address: memory.Address, guard: Value | None, context: Context
+    ) -> Value | None:
+        """The element as part of a block that the iterations of a written-out loop read column by column."""
+        lanes, step = context.lanes, address.offset.lane_factor
+        if guard is not None or context.mask is not None or address.scattered is not None:
+            return None
+        if step == 0 or abs(step) == place.itemsize or lanes > transposes.MOST_LANES or place.lanes > 1:
+            return None
+        for var, (number, count) in context.written.items():
+            first = number // lanes * lanes
+            if first + lanes > count or self._step(place, expr, var, context) != place.itemsize:
+                continue
+            corner = address.offset.first_lane - Linear((number - first) * place.itemsize)
+
+            def row(lane: int, corner: Linear = corner) -> Value:
+                here = memory.Address(place.base, corner + Linear(lane * step, lane_factor=place.itemsize))
+                return memory.read(self.f, place, here, lanes, None, None)
+
+            stored = transposes.column(self.f, lanes, number - first, row)
+            return ops.from_memory(self.f, stored, expr.dtype)
+        return None
+
+    def _step(self, place: Place, expr: Load, var: str, context: Context) -> int | None:
+        """Bytes from the element of this iteration of a loop to that of the next; None where it is not constant."""
+        total = 0
+        for index, stride in zip(expr.indices, place.strides, strict=True):
+            factor = coefficient(index, var)
+            if factor is None or (factor and not stride.is_constant):
+                return None
+            total += factor * stride.constant
+        return total
 
     def promoted(self, buffer: str, indices: tuple[Expr, ...], context: Context) -> Slot | None:
         """The register that holds the element while the loop around runs."""
@@ -354,6 +395,30 @@ def _number(number: bool | int | float, dtype: DType) -> Value:
     if dtype in (f16, bf16):
         return constant(ops.rounded_number(float(value.constant or 0.0), dtype), "float")
     return value
+
+
+def _is_masked_alike(choice: Op[Expr]) -> bool:
+    """Whether a choice of a load or zero is what the load's own mask says."""
+    condition, then, otherwise = choice.args
+    if not (isinstance(then, Load) and isinstance(otherwise, Const) and then.mask == condition):
+        return False
+    return otherwise.value == 0 and math.copysign(1, otherwise.value) > 0
+
+
+def coefficient(expr: Expr, var: str) -> int | None:
+    """The factor of `var` in an expression that is linear in it; None where it is not."""
+    match expr:
+        case Var(name):
+            return int(name == var)
+        case Op("add" | "sub" as name, (left, right)):
+            first, second = coefficient(left, var), coefficient(right, var)
+            return None if first is None or second is None else first + second * (1 if name == "add" else -1)
+        case Op("mul", (Const(factor), other)) | Op("mul", (other, Const(factor))):
+            inner = coefficient(other, var)
+            return None if inner is None else inner * int(factor)
+        case _:
+            mentions = any(isinstance(node, Var) and node.name == var for node in walk_expr(expr))
+            return None if mentions else 0
 
 
 _PREDICATES = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}

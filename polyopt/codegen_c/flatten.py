@@ -13,8 +13,8 @@ from polyopt.codegen_c.expressions import Context, Expressions, Flat
 from polyopt.codegen_c.llvm_text import Value
 from polyopt.codegen_c.values import Linear, both, intrinsic, lane_mask, linear, scalar_of
 from polyopt.dsl.builtins import BUILTINS
-from polyopt.dsl.ir import Const, Op, Var
-from polyopt.loops.ir import Expr, For, If, Stmt, Store, expr_children, walk, walk_expr
+from polyopt.dsl.ir import Op
+from polyopt.loops.ir import Expr, For, If, Stmt, Store, expr_children, walk
 
 MOST_COPIES = 32
 MOST_CODE = 2048
@@ -92,6 +92,10 @@ def unrolled_contexts(
     """
     for number in range(flat.count):
         position = trip.lower + Linear(number * trip.step)
+        if not flat.partial and trip.step == 1:
+            written = {**context.written, loop.var: (number, flat.count)}
+            yield replace(context, written=written).bind(loop.var, position, position), None
+            continue
         if not flat.partial or number == 0:
             yield context.bind(loop.var, position, position), None
             continue
@@ -130,22 +134,6 @@ def vector_contexts(
 def lanes_below(x: Expressions, trip: Trip, position: Linear, lanes: int) -> Value:
     """The mask of the lanes whose iteration, from `position` on, is below the upper bound."""
     return x.compare_to_zero("slt", replace(position, lane_factor=trip.step) - trip.upper, lanes)
-
-
-def coefficient(expr: Expr, var: str) -> int | None:
-    """The factor of `var` in an expression that is linear in it; None where it is not."""
-    match expr:
-        case Var(name):
-            return int(name == var)
-        case Op("add" | "sub" as name, (left, right)):
-            first, second = coefficient(left, var), coefficient(right, var)
-            return None if first is None or second is None else first + second * (1 if name == "add" else -1)
-        case Op("mul", (Const(factor), other)) | Op("mul", (other, Const(factor))):
-            inner = coefficient(other, var)
-            return None if inner is None else inner * int(factor)
-        case _:
-            mentions = any(isinstance(node, Var) and node.name == var for node in walk_expr(expr))
-            return None if mentions else 0
 
 
 # --- costs -----------------------------------------------------------------------------------------------------------

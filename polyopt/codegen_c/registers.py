@@ -63,6 +63,9 @@ class Plan:
     is_whole: bool
 
 
+NOTHING = Plan((), {}, False)
+
+
 class Planner:
     """Looks for promotable elements."""
 
@@ -85,7 +88,7 @@ class Planner:
         kept = {element.buffer for element in promoted}
         is_whole = stored - set(context.registers) == kept and walker.is_one_nest
         if len(promoted) > MOST_SLOTS or not walker.is_consistent:
-            return Plan((), {}, False)
+            return NOTHING
         return Plan(tuple(promoted), walker.edges, is_whole)
 
     def _promotable(self, buffer: str, accesses: list[Access], context: Context) -> list[Promoted] | None:

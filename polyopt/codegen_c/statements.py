@@ -26,7 +26,7 @@ from polyopt.codegen_c.flatten import (
 from polyopt.codegen_c.lanes import LanePlanner, Lanewise
 from polyopt.codegen_c.llvm_text import Value
 from polyopt.codegen_c.memory import Place
-from polyopt.codegen_c.registers import Plan, Planner
+from polyopt.codegen_c.registers import NOTHING, Plan, Planner
 from polyopt.codegen_c.stores import Partials, Stores
 from polyopt.codegen_c.values import (
     TRUE,
@@ -147,7 +147,8 @@ class Statements:
         stores = stored_buffers(loop.body)
 
         def whole() -> None:
-            plan = self._planner.plan(loop, context, partial=False)
+            is_done = stores <= context.registers.keys()
+            plan = NOTHING if is_done else self._planner.plan(loop, context, partial=False)
             if not plan.promoted:
                 self._plain(loop, trip, context)
             elif not plan.flat:
@@ -165,7 +166,7 @@ class Statements:
             full = both(f, full, is_full(x, edge))
 
         def at_the_edge() -> None:
-            partial = self._planner.plan(loop, context, partial=True) if plan.is_whole else Plan((), {}, False)
+            partial = self._planner.plan(loop, context, partial=True) if plan.is_whole else NOTHING
             if not partial.promoted:
                 self._plain(loop, trip, context)
                 return

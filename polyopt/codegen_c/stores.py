@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from polyopt.codegen_c import memory, ops
-from polyopt.codegen_c.expressions import Context, Expressions, Slot, neutral_number
-from polyopt.codegen_c.flatten import coefficient
+from polyopt.codegen_c.expressions import Context, Expressions, Slot, coefficient, neutral_number
 from polyopt.codegen_c.llvm_text import Value
 from polyopt.codegen_c.memory import Address, Place
 from polyopt.codegen_c.values import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from polyopt.dsl.ir import Cast, Const, Op
-from polyopt.dtypes import bool_, f32, f64, i8, i32, i64
+from polyopt.dtypes import DType, bool_, f32, f64, i8, i32, i64
 from polyopt.loops.ir import Alloc, Block, Buffer, Check, Expr, If, Load, Stmt, integer
 from tests.codegen_c.kernels import (
     BoundsFailure,
@@ -287,3 +287,30 @@ def test_a_parallel_loop_sees_the_loops_around_it_and_runs_inner_ones_serially()
     run(loop("i", 3, loop("j", 4, inner, kind="parallel")), {"y": y}, pool=address, slots=2)
     assert len(runs) == 3
     np.testing.assert_array_equal(y.ravel(), np.arange(60))
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (32, 48), (33, 50)])
+@pytest.mark.parametrize("dtype", [f32, f64, i8])
+def test_a_transposed_block_goes_through_registers(shape: tuple[int, int], dtype: DType) -> None:
+    rows, columns = shape
+    x = np.arange(rows * columns).reshape(shape).astype(dtype.numpy)
+    y = np.zeros((columns, rows), dtype.numpy)
+    it, jt = index_var("it"), index_var("jt")
+
+    def point(var: str, tile: Expr, extent: int, body: Stmt, kind: str) -> Stmt:
+        return loop(var, op("minimum", add(tile, 16), extent), body, lower=tile, kind=kind)
+
+    copy = store("y", [j, i], load("x", i, j, dtype=dtype))
+    block = point("j", jt, columns, point("i", it, rows, copy, "vector"), "unrolled")
+    nest = loop("jt", columns, loop("it", rows, block, step=16), step=16)
+    run(nest, {"x": x, "y": y})
+    np.testing.assert_array_equal(y, x.T)
+
+
+def test_a_full_transposed_block_has_no_gather() -> None:
+    arrays = {"x": np.zeros((64, 64), np.float32), "y": np.zeros((64, 64), np.float32)}
+    it, jt = index_var("it"), index_var("jt")
+    copy = store("y", [j, i], load("x", i, j))
+    inner = loop("j", add(jt, 16), loop("i", add(it, 16), copy, lower=it, kind="vector"), lower=jt, kind="unrolled")
+    _, module = module_of(loop("jt", 64, loop("it", 64, inner, step=16), step=16), arrays)
+    assert "gather" not in module.text and module.text.count("load <16 x float>") == 16
