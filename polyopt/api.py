@@ -68,6 +68,7 @@ class Op:
         self._glance = Glance(self.signature)
         self._quick: Quick | None = None
         self._entries: Entries | None = None
+        self._quickened: set[Hashable] = set()
         self._hot: dict[Hashable, Variant] = {}
         self._variants: dict[Hashable, _Prepared] = {}
         self._traces: dict[Hashable, Traced] = {}
@@ -104,6 +105,8 @@ class Op:
         results = variant.call(seen[1])
         if results is None:
             return self._call_carefully(args, kwargs)
+        if not kwargs and seen[0] not in self._quickened:
+            self._quicken(seen[0], variant, args)
         return results[0] if variant.structure.make is None else variant.structure.rebuild(results)
 
     def _call_carefully(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -116,7 +119,7 @@ class Op:
         if out is not None:
             return self._call_into(given, out)
         variant = self._variant(given, {})
-        self._remember(given, args, named, variant)
+        self._remember(args, named, variant)
         results = variant.call.new_results()
         variant.call.run(tuple(given.arrays.values()), results)
         return variant.structure.rebuild([given.wrap(result) for result in results] if given.wrap else results)
@@ -130,19 +133,22 @@ class Op:
         run_into(variant.call, lambda: self._variant(given, {}).call, given.arrays, tuple(outs.values()))
         return out
 
-    def _remember(self, given: Arguments, args: tuple[Any, ...], kwargs: Mapping[str, Any], variant: Variant) -> None:
-        """Let the next call like this one go straight to the kernel."""
+    def _remember(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], variant: Variant) -> None:
+        """Let the next call like this one be recognised at a glance."""
         seen = self._glance.look(args, kwargs)
         if seen is None or settings.has_overrides():
             return
         _put(self._hot, seen[0], variant)
-        examples = tuple(given.arrays.values())
-        if variant.structure.make is not None or len(args) != len(examples) or len(args) != len(self._names):
+
+    def _quicken(self, key: Hashable, variant: Variant, args: tuple[Any, ...]) -> None:
+        """Let calls like this one, the second of their kind, enter the kernel through generated code."""
+        if len(self._quickened) >= KEPT_CALLS:
+            self._quickened.clear()
+        self._quickened.add(key)
+        if variant.structure.make is not None or any(type(value) is not np.ndarray for value in args):
             return
-        if any(type(value) is not np.ndarray for value in args):
-            return
-        entry = variant.call.quick_entry(examples)
         self._entries = self._entries or compilation.quick_entries()
+        entry = variant.call.quick_entry(args) if self._entries is not None else None
         if entry is not None and self._entries is not None:
             self._entries.add(entry)
             self._quick = self._entries.call

@@ -80,9 +80,9 @@ class _Compiler:
         self._kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
         self._quick_code: LoadedCode | None = None
         self._has_quick_code = False
-        os.register_at_fork(
-            before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._lock.release
-        )
+        if hasattr(os, "register_at_fork"):
+            release = self._lock.release
+            os.register_at_fork(before=self._lock.acquire, after_in_parent=release, after_in_child=release)
 
     def kernel(self, problem: Problem) -> Kernel:
         key = _key(problem)
@@ -102,9 +102,7 @@ class _Compiler:
         with self._lock:
             if not self._has_quick_code:
                 self._has_quick_code = True
-                self._quick_code = (
-                    fastcall.load(_helper_object(fast_call_ir())) if settings.current().fast_call else None
-                )
+                self._quick_code = _load_quick_code() if settings.current().fast_call else None
             return self._quick_code
 
     def resolve(self, program: Program) -> Program:
@@ -191,6 +189,14 @@ def _no_cuda() -> BackendUnavailable:
 
 
 # --- making a kernel ------------------------------------------------------------------------------------------
+
+
+def _load_quick_code() -> LoadedCode | None:
+    try:
+        return fastcall.load(_helper_object(fast_call_ir()))
+    except CompileError as error:
+        _log.warning("calls go through ctypes: %s", error.what)
+        return None
 
 
 def _from_disk(key: str) -> Kernel | None:

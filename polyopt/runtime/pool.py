@@ -74,7 +74,7 @@ class Pools:
 
     def current(self) -> Pool:
         """The pool that launches use now. The first call reads POLYOPT_NUM_THREADS and makes it."""
-        return self._current or self._use(settings.current().num_threads or usable_cores())
+        return self._current or self._use(min(MAX_THREADS, settings.current().num_threads or usable_cores()))
 
     def cell_address(self) -> int:
         """The address of two words that hold `run` and `slots` of the pool in use."""
@@ -133,7 +133,8 @@ class Pools:
 
 
 POOLS = Pools()
-os.register_at_fork(after_in_child=POOLS.after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=POOLS.after_fork)
 
 
 def is_supported() -> bool:

@@ -1,0 +1,79 @@
+"""Targets: what is known about processors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyopt import target
+from polyopt.errors import ArgumentError
+
+
+def test_the_host_is_described() -> None:
+    host = target.host()
+    assert host.name in target.PRESETS
+    assert host.cpu and host.triple.count("-") >= 2
+    assert 0 < host.l1_bytes <= host.l2_bytes
+    assert host is target.resolve("cpu")
+
+
+@pytest.mark.parametrize(("name", "lanes"), [("avx512", 16), ("avx2", 8), ("generic", 4)])
+def test_presets_have_their_lanes(name: str, lanes: int) -> None:
+    preset = target.resolve(name)
+    assert preset.lanes(32) == lanes
+    assert preset.lanes(64) == lanes // 2
+    assert preset.lanes(4096) == 1
+    assert not preset.has("amx-tile")
+
+
+def test_an_unknown_target_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="no target 'tpu'"):
+        target.resolve("tpu")
+
+
+def test_features_that_the_system_withholds_are_not_usable() -> None:
+    reported = {"avx2": True, "avx512f": True, "avx512bf16": True, "amx-tile": True, "bmi2": True, "fma": False}
+    usable = target.usable_features(reported, frozenset({"avx2", "avx512_bf16"}))
+    assert usable == {
+        "avx2": True,
+        "avx512f": False,
+        "avx512bf16": True,
+        "amx-tile": False,
+        "bmi2": True,
+        "fma": False,
+    }
+    assert target.usable_features(reported, frozenset())["avx512f"]
+
+
+def test_the_widest_preset_needs_all_its_features() -> None:
+    avx512 = dict.fromkeys(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "fma", "avx2", "f16c"), True)
+    assert target._widest_preset(avx512) == "avx512"
+    assert target._widest_preset({**avx512, "avx512vl": False}) == "avx2"
+    assert target._widest_preset({"avx2": True}) == "generic"
+
+
+def test_cache_sizes_come_from_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index, (level, kind, size) in enumerate(
+        [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2M")]
+    ):
+        folder = tmp_path / f"index{index}"
+        folder.mkdir()
+        for name, value in {"level": level, "type": kind, "size": size, "coherency_line_size": "128"}.items():
+            (folder / name).write_text(value + "\n")
+    (tmp_path / "index9").mkdir()
+    monkeypatch.setattr(target, "_CPU0", tmp_path)
+    assert target._cache_sizes() == {"l1_bytes": 48 << 10, "l2_bytes": 2 << 20, "line_bytes": 128}
+
+
+def test_a_system_without_proc_and_sys_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "_CPU_INFO", tmp_path / "none")
+    monkeypatch.setattr(target, "_CPU0", tmp_path / "none")
+    assert target._system_flags() == frozenset()
+    assert target._cache_sizes() == {}
+    assert target.host_facts()[:1]
+
+
+def test_the_facts_of_a_host_do_not_change_from_moment_to_moment() -> None:
+    assert target.host_facts() == target.host_facts()
+    assert not any("MHz" in fact for fact in target.host_facts())
