@@ -250,11 +250,19 @@ def _demo(options: argparse.Namespace) -> None:
     _print_columns(_DEMO_COLUMNS, rows)
     folder = cache.info().folder
     print("\nfused: statements in loop nests; parallel, vector: the axes that run on threads and in lanes")
-    print(f"{kept} of {len(rows)} kernels came from the disk cache{f' in {folder}' if folder else ''}.")
+    print(f"{kept} of {len(rows)} kernels came from the disk cache{f' in {_from_home(folder)}' if folder else ''}.")
     wrong = [row[0] for row in rows if row[-1] != "ok"]
     if wrong:
         print(f"wrong results: {', '.join(wrong)}", file=sys.stderr)
         raise SystemExit(EXIT_FAILED)
+
+
+def _from_home(folder: Path) -> str:
+    """The folder as a shell would take it, `~/.cache/polyopt`."""
+    try:
+        return str(Path("~") / folder.relative_to(Path.home()))
+    except (ValueError, RuntimeError):  # elsewhere; no home folder
+        return str(folder)
 
 
 def _demo_row(case: Case) -> tuple[str, ...]:
