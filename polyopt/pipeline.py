@@ -182,7 +182,7 @@ class Lowering:
         return decided
 
     def _prove(self, decided: Decided, dependences: Dependences) -> Proof:
-        kinds = {loop.name: loop.kind for loop in trees.loops(decided.tree)}
+        kinds = trees.kinds(decided.tree)
         return legality.prove(self.scop, dependences, decided.schedule, kinds, decided.storage)
 
     @property

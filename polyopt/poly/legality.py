@@ -3,16 +3,17 @@
 The order is read back from the isl schedule tree and the kinds of its loops alone; nothing is taken over from the
 code that chose them. Claims:
 
+- every instance of every statement runs, once;
 - every source of a dependence runs before its target, with no help from the order inside a parallel or vector
-  loop;
+  loop, and no dependence was forgotten;
 - two updates of one element never run at once, except as lanes that are combined after the loop;
 - in folded or private storage no value is overwritten between its writing and its last reading;
-- every access stays inside its array, and every element that is read was written.
+- every access stays inside its array, and every element that is needed was written, by one instance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import islpy as isl
@@ -23,7 +24,7 @@ from polyopt.errors import LegalityError
 from polyopt.poly.dependence import Dependence, Dependences
 from polyopt.poly.lifetimes import overwritten, relations
 from polyopt.poly.order import CONCURRENT, Order
-from polyopt.poly.scop import Scop, Statement
+from polyopt.poly.scop import Array, Scop, Statement
 from polyopt.poly.space import Space, sample
 from polyopt.poly.storage import Storage, StoragePlan, subscript_relation
 from polyopt.poly.tree import LoopKind
@@ -62,20 +63,26 @@ def prove(
     kinds: by loop name, as the marks of the schedule name them; an unknown mark is an error of ours
     """
     prover = _Prover(scop, Order.of(scop, schedule, kinds))
+    prover.check_complete(dependences)
     for dependence in dependences.ordered:
         prover.check_order(dependence)
     for dependence in dependences.reductions:
         prover.check_reduction(dependence)
+    prover.check_plan(storage)
     for buffer in storage.buffers:
-        prover.check_lifetimes(buffer, dependences)
+        prover.check_buffer(buffer, dependences)
     accesses = sum(prover.check_bounds(statement) for statement in scop.statements)
+    computed = [array for array in scop.arrays if array.role != "input"]
+    for array in computed:
+        prover.check_definitions(array)
     return Proof(
         (
+            Claim("every instance runs once", f"{len(scop.statements)} statements"),
             Claim("every value is made before it is used", f"{len(dependences.ordered)} dependences"),
             Claim("updates of one element never meet", f"{len(dependences.reductions)} reductions"),
             Claim("no stored value is overwritten while it is needed", f"{len(storage.buffers)} buffers"),
             Claim("every access stays inside its array", f"{accesses} accesses"),
-            Claim("every element that is read was written", f"{prover.check_coverage()} arrays"),
+            Claim("every element that is needed was written, and once", f"{len(computed)} arrays"),
         )
     )
 
@@ -87,6 +94,7 @@ class _Prover:
 
     def check_order(self, dependence: Dependence) -> None:
         late = dependence.relation - self.order.before(dependence.source, dependence.target)
+        late = late.intersect_params(self.scop.context)
         if not late.is_empty():
             raise _violation(
                 f"the schedule of '{self.scop.name}' breaks a {dependence.kind} dependence of '{dependence.array}'",
@@ -102,12 +110,12 @@ class _Prover:
         for one, other in self.order.common(source, target):
             if one.row is None or other.row is None:
                 if one.position != other.position:
-                    break
+                    return
                 continue
             same = one.row.apply_range(other.row.reverse())
             combined = one.kind == "vector" and self.lanes_are_combined(source, target, one.row)
             if one.kind in CONCURRENT and not combined:
-                meeting = (dependence.relation & together) - same
+                meeting = ((dependence.relation & together) - same).intersect_params(self.scop.context)
                 if not meeting.is_empty():
                     raise _violation(
                         f"two updates of '{dependence.array}' run at once in {one.kind} loop '{one.loop}'",
@@ -116,6 +124,14 @@ class _Prover:
                         "must not run at the same time as",
                     )
             together = together & same
+        undated = (dependence.relation & together).intersect_params(self.scop.context)
+        if not undated.is_empty():
+            raise _violation(
+                f"two updates of '{dependence.array}' are not ordered by any loop",
+                dependence.relation,
+                undated,
+                "has the same date as",
+            )
 
     def lanes_are_combined(self, source: str, target: str, row: isl.Map) -> bool:
         """Whether all lanes update one element known before the loop."""
@@ -127,22 +143,48 @@ class _Prover:
 
     # -- storage -----------------------------------------------------------------------------------------------
 
-    def check_lifetimes(self, buffer: Storage, dependences: Dependences) -> None:
+    def check_plan(self, storage: StoragePlan) -> None:
+        """Every temporary has one buffer, and nothing else has."""
+        planned = sorted(buffer.array for buffer in storage.buffers)
+        temporaries = sorted(array.name for array in self.scop.arrays if array.role == "local")
+        if planned != temporaries:
+            raise LegalityError(
+                "the storage plan does not give every temporary one buffer",
+                why=f"temporaries: {', '.join(temporaries)}\nbuffers for: {', '.join(planned)}",
+                facts={"planned": tuple(planned), "temporaries": tuple(temporaries)},
+            )
+
+    def check_buffer(self, buffer: Storage, dependences: Dependences) -> None:
         own = [d for d in dependences.ordered if d.array == buffer.array]
         if buffer.scope:
+            self.check_scope(buffer)
             self.check_private(buffer, [*own, *(d for d in dependences.reductions if d.array == buffer.array)])
+        if buffer.scope or not self.is_whole(buffer):
             self.check_box(buffer)
         if buffer.is_folded:
             self.check_folding(buffer, own)
 
+    def is_whole(self, buffer: Storage) -> bool:
+        """Whether every element has its own place from the start of the array."""
+        starts_at_zero = all(offset == Affine(0) for offset in buffer.offset)
+        return starts_at_zero and not buffer.is_folded and buffer.extent == self.scop.array(buffer.array).shape
+
+    def check_scope(self, buffer: Storage) -> None:
+        """The loops that a private buffer names are around every statement that uses it, in the plan's order."""
+        for statement in self.scop.statements:
+            around = [step.loop for step in self.order.steps[statement.name] if step.row is not None]
+            if relations(statement, buffer.array) and [n for n in around if n in buffer.scope] != list(buffer.scope):
+                raise LegalityError(
+                    f"'{buffer.array}' is private to loops that are not around every use",
+                    why=f"'{statement.name}' runs in ({', '.join(around)}), the buffer in ({', '.join(buffer.scope)})",
+                    facts={"array": buffer.array, "statement": statement.name},
+                )
+
     def check_private(self, buffer: Storage, own: list[Dependence]) -> None:
         """Every value of a private buffer is used in the iteration that made it."""
         for dependence in own:
-            apart = dependence.relation
-            for one, other in self.order.common(dependence.source, dependence.target):
-                if one.row is not None and other.row is not None and one.loop in buffer.scope:
-                    apart = apart & one.row.apply_range(other.row.reverse())
-            across = dependence.relation - apart
+            kept = self.order.in_one_iteration(dependence.source, dependence.target, buffer.scope[-1])
+            across = (dependence.relation - kept).intersect_params(self.scop.context)
             if not across.is_empty():
                 raise _violation(
                     f"'{buffer.array}' is private to an iteration but used in another",
@@ -152,22 +194,32 @@ class _Prover:
                 )
 
     def check_box(self, buffer: Storage) -> None:
-        """Every element touched lies in the box that a private buffer holds."""
+        """Every element touched lies in the box that the buffer holds; a folded dimension has all its planes."""
+        for dimension, (extent, modulus) in enumerate(zip(buffer.extent, buffer.modulo, strict=True)):
+            if modulus is None:
+                self.check_side(buffer, dimension)
+            elif modulus < 1 or not extent.is_constant or extent.constant < modulus:
+                raise LegalityError(
+                    f"the buffer of '{buffer.array}' has fewer planes than it is folded by",
+                    why=f"{extent} planes in dimension {dimension}, folded by {modulus}",
+                    facts={"array": buffer.array, "dimension": dimension},
+                )
+
+    def check_side(self, buffer: Storage, dimension: int) -> None:
+        offset, inside = buffer.offset[dimension], _inside(buffer.extent[dimension], self.scop.sizes)
         for statement in self.scop.statements:
             rows = {step.loop: step.row for step in self.order.steps[statement.name] if step.row is not None}
             for relation in relations(statement, buffer.array):
-                for dimension, (offset, extent) in enumerate(zip(buffer.offset, buffer.extent, strict=True)):
-                    line = subscript_relation(relation, dimension)
-                    outer = _offset_map(offset, buffer.scope, rows, statement, self.scop.sizes)
-                    both = line.flat_range_product(outer.intersect_domain(relation.domain())).range()
-                    inside = _inside(extent, self.scop.sizes)
-                    outside = (both - inside).intersect_params(self.scop.context)
-                    if not outside.is_empty():
-                        raise LegalityError(
-                            f"the buffer of '{buffer.array}' is too small in dimension {dimension}",
-                            why=f"element and first element held: {sample(outside)}",
-                            facts={"array": buffer.array, "statement": statement.name},
-                        )
+                line = subscript_relation(relation, dimension)
+                outer = _offset_map(offset, buffer.scope, rows, statement, self.scop.sizes)
+                both = line.flat_range_product(outer.intersect_domain(relation.domain())).range()
+                outside = (both - inside).intersect_params(self.scop.context)
+                if not outside.is_empty():
+                    raise LegalityError(
+                        f"the buffer of '{buffer.array}' is too small in dimension {dimension}",
+                        why=f"element and first element held: {sample(outside)}",
+                        facts={"array": buffer.array, "statement": statement.name},
+                    )
 
     def check_folding(self, buffer: Storage, own: list[Dependence]) -> None:
         """No other element of the same cell is written between a value's writing and its reading."""
@@ -181,35 +233,43 @@ class _Prover:
                 "is overwritten before",
             )
 
-    def check_coverage(self) -> int:
-        """Every element of a temporary that is read is written; gives the number of temporaries."""
-        temporaries = [array.name for array in self.scop.arrays if array.role == "local"]
-        for name in temporaries:
-            reads = [a.relation.range() for s in self.scop.statements for a in s.reads if a.read.tensor == name]
-            written = [s.write.range() for s in self.scop.writers(name)]
-            for elements in reads:
-                for one in written:
-                    elements = elements - one
-                missing = elements.intersect_params(self.scop.context)
-                if not missing.is_empty():
-                    raise LegalityError(
-                        f"an element of '{name}' is read but never written",
-                        why=f"for example {sample(missing)}",
-                        facts={"array": name},
+    # -- elements ----------------------------------------------------------------------------------------------
+
+    def check_definitions(self, array: Array) -> None:
+        """No element has two values, and every one that is read, updated or returned has one."""
+        definitions = [s for s in self.scop.writers(array.name) if not s.is_update]
+        for number, first in enumerate(definitions):
+            for second in definitions[number:]:
+                twice = self.different(first.write.apply_range(second.write.reverse()))
+                if not twice.is_empty():
+                    raise _pair_error(
+                        f"an element of '{array.name}' is defined twice", twice, "writes what is written by"
                     )
-        return len(temporaries)
+        for elements in self.used_elements(array):
+            for definition in definitions:
+                elements = elements - definition.write.range()
+            missing = elements.intersect_params(self.scop.context)
+            if not missing.is_empty():
+                raise LegalityError(
+                    f"an element of '{array.name}' is used but never written",
+                    why=f"for example {array.name}{sample(missing)}",
+                    facts={"array": array.name, "element": sample(missing)},
+                )
+
+    def used_elements(self, array: Array) -> Iterator[isl.Set]:
+        """The elements that need a value, reference by reference."""
+        for statement in self.scop.statements:
+            yield from (access.relation.range() for access in statement.reads if access.read.tensor == array.name)
+            if statement.is_update and statement.array == array.name:
+                yield statement.write.range()
+        if array.role == "output":
+            yield self.box(array.name)
 
     def check_bounds(self, statement: Statement) -> int:
         """Every access of a statement stays in its array; gives the number of accesses."""
-        arrays = {array.name: array for array in self.scop.arrays}
         accesses = [(a.read.tensor, a.relation) for a in statement.reads] + [(statement.array, statement.write)]
         for array, relation in accesses:
-            names = tuple(f"d{d}" for d in range(len(arrays[array].shape)))
-            space = Space(array, names, self.scop.sizes)
-            box = space.universe()
-            for name, extent in zip(names, arrays[array].shape, strict=True):
-                box = box & space.box([Axis(name, (Affine(0),), (extent,))])
-            outside = relation.subtract_range(box).intersect_params(self.scop.context)
+            outside = relation.subtract_range(self.box(array)).intersect_params(self.scop.context)
             if not outside.is_empty():
                 raise LegalityError(
                     f"statement '{statement.name}' reaches outside '{array}'",
@@ -218,6 +278,56 @@ class _Prover:
                     facts={"array": array, "statement": statement.name},
                 )
         return len(accesses)
+
+    def box(self, array: str) -> isl.Set:
+        """All elements of an array."""
+        shape = self.scop.array(array).shape
+        names = tuple(f"d{d}" for d in range(len(shape)))
+        axes = [Axis(name, (Affine(0),), (extent,)) for name, extent in zip(names, shape, strict=True)]
+        return Space(array, names, self.scop.sizes).box(axes)
+
+    def different(self, pairs: isl.Map) -> isl.Map:
+        """The pairs of two different instances."""
+        pairs = pairs.intersect_params(self.scop.context)
+        same = pairs.get_tuple_name(isl.dim_type.in_) == pairs.get_tuple_name(isl.dim_type.out)
+        return pairs - isl.Map.identity(pairs.get_space()) if same else pairs
+
+    # -- dependences -------------------------------------------------------------------------------------------
+
+    def check_complete(self, dependences: Dependences) -> None:
+        """Every two instances that touch one element, one of them writing it, are among the dependences."""
+        ordered = _by_pair(dependences.ordered)
+        either = _by_pair((*dependences.ordered, *dependences.reductions))
+        for target in self.scop.statements:
+            for access in target.reads:
+                for source in self.scop.writers(access.read.tensor):
+                    self.check_known(source.write.apply_range(access.relation.reverse()), ordered)
+            if target.is_update:
+                for source in self.scop.writers(target.array):
+                    pairs = self.different(source.write.apply_range(target.write.reverse()))
+                    self.check_known(pairs, either if source.is_update else ordered, unordered=source.is_update)
+
+    def check_known(self, pairs: isl.Map, known: Mapping[tuple[str, str], isl.Map], *, unordered: bool = False) -> None:
+        if pairs.is_empty():
+            return
+        names = pairs.get_tuple_name(isl.dim_type.in_), pairs.get_tuple_name(isl.dim_type.out)
+        forgotten = pairs
+        if names in known:
+            forgotten = forgotten - known[names]
+        if unordered and names[::-1] in known:
+            forgotten = forgotten - known[names[::-1]].reverse()
+        forgotten = forgotten.intersect_params(self.scop.context)
+        if not forgotten.is_empty():
+            raise _pair_error("a dependence was forgotten", forgotten, "touches an element of")
+
+
+def _by_pair(dependences: Iterable[Dependence]) -> dict[tuple[str, str], isl.Map]:
+    """The union of the relations of each pair of statements."""
+    found: dict[tuple[str, str], isl.Map] = {}
+    for dependence in dependences:
+        pair = dependence.source, dependence.target
+        found[pair] = found[pair] | dependence.relation if pair in found else dependence.relation
+    return found
 
 
 def _offset_map(
@@ -240,11 +350,26 @@ def _inside(extent: Affine, sizes: tuple[str, ...]) -> isl.Set:
 
 
 def _violation(what: str, relation: isl.Map, pairs: isl.Map, verb: str) -> LegalityError:
+    return _pair_error(what, pairs, verb, f"dependence   {relation}\n")
+
+
+def _pair_error(what: str, pairs: isl.Map, verb: str, preface: str = "") -> LegalityError:
+    """The error that shows one of the offending pairs of instances."""
     source = sample(pairs.domain())
-    target = sample(pairs.intersect_domain(isl.Set.from_point(pairs.domain().sample_point())).range())
+    assert source is not None, "there is a pair"
+    target = sample(_from_instance(pairs, source).range())
     first, second = pairs.get_tuple_name(isl.dim_type.in_), pairs.get_tuple_name(isl.dim_type.out)
     return LegalityError(
         what,
-        why=f"dependence   {relation}\nfor example  {first}{source} {verb} {second}{target}",
+        why=f"{preface}for example  {first}{source} {verb} {second}{target}",
         facts={"source": (first, source), "target": (second, target)},
     )
+
+
+def _from_instance(pairs: isl.Map, source: Mapping[str, int]) -> isl.Map:
+    """The pairs of one source, at the sizes for which it was found."""
+    for kind in (isl.dim_type.param, isl.dim_type.in_):
+        for position in range(pairs.dim(kind)):
+            name = pairs.get_dim_name(kind, position) or f"_{position}"
+            pairs = pairs.fix_val(kind, position, isl.Val(source[name]))
+    return pairs

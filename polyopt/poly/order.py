@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import islpy as isl
 
 from polyopt.errors import LegalityError
-from polyopt.poly.scop import Scop
-from polyopt.poly.space import node_kind
+from polyopt.poly.scop import Scop, Statement
+from polyopt.poly.space import node_kind, sample
 from polyopt.poly.tree import LoopKind
 
 _NODE = isl.schedule_node_type
@@ -33,8 +33,9 @@ class Step:
     position: int = 0
 
 
-def _steps(node: isl.ScheduleNode, name: str, kinds: Mapping[str, LoopKind]) -> tuple[Step, ...]:
+def _steps(node: isl.ScheduleNode, statement: Statement, kinds: Mapping[str, LoopKind]) -> tuple[Step, ...]:
     """The date of a statement's instances: what stands on the way from the root of the schedule tree to it."""
+    name = statement.name
     steps: list[Step] = []
     mark = ""
     while (kind := node_kind(node)) != _NODE.leaf:
@@ -43,11 +44,13 @@ def _steps(node: isl.ScheduleNode, name: str, kinds: Mapping[str, LoopKind]) -> 
             node = node.child(0)
         elif kind == _NODE.band:
             assert node.band_n_member() == 1 and mark in kinds, "every loop is one band under its own mark"
+            if any(step.loop == mark for step in steps):
+                raise LegalityError(f"two loops around '{name}' are called '{mark}'", facts={"loop": mark})
             rows = isl.UnionMap.from_multi_union_pw_aff(node.band_get_partial_schedule())
             steps.append(Step(mark, kinds[mark], _of_statement(rows, name)))
             node = node.child(0)
         elif kind in (_NODE.sequence, _NODE.set):
-            position = next(n for n in range(node.n_children()) if name in _names(node.child(n).filter_get_filter()))
+            position = _child_of(node, statement)
             steps.append(Step("", "serial", None, position))
             node = node.child(position).child(0)
         else:
@@ -55,9 +58,34 @@ def _steps(node: isl.ScheduleNode, name: str, kinds: Mapping[str, LoopKind]) -> 
     return tuple(steps)
 
 
-def _names(domain: isl.UnionSet) -> set[str]:
-    sets = domain.get_set_list()
-    return {sets.get_at(n).get_tuple_name() for n in range(sets.n_set())}
+def _child_of(node: isl.ScheduleNode, statement: Statement) -> int:
+    """The child of a sequence that runs a statement, all instances of it."""
+    for position in range(node.n_children()):
+        chosen = node.child(position).filter_get_filter().extract_set(statement.domain.get_space())
+        if statement.domain.is_subset(chosen):
+            return position
+    raise LegalityError(
+        f"the schedule tears '{statement.name}' apart: no child of a sequence runs all of it",
+        facts={"statement": statement.name},
+    )
+
+
+def _check_domain(scop: Scop, schedule: isl.Schedule) -> None:
+    """Raise `LegalityError` where the schedule leaves out an instance or has one of its own."""
+    domain = schedule.get_domain()
+    for statement in scop.statements:
+        scheduled = domain.extract_set(statement.domain.get_space())
+        domain = domain.subtract(isl.UnionSet.from_set(scheduled))
+        for points, verb in ((statement.domain - scheduled, "never runs"), (scheduled - statement.domain, "invents")):
+            point = sample(points)
+            if point is not None:
+                raise LegalityError(
+                    f"the schedule {verb} an instance of '{statement.name}'",
+                    why=f"for example {statement.name}{point}",
+                    facts={"statement": statement.name, "point": point},
+                )
+    if not domain.is_empty():
+        raise LegalityError("the schedule runs a statement that the scop does not have", why=str(domain))
 
 
 def _of_statement(rows: isl.UnionMap, name: str) -> isl.Map:
@@ -79,9 +107,11 @@ class Order:
         """Reads the order back from an isl schedule tree whose loops are single-member bands under marks.
 
         kinds: how each loop, by the name in its mark, is mapped
+        Raises `LegalityError` where the tree does not run every instance of every statement, in one place.
         """
+        _check_domain(scop, schedule)
         root = schedule.get_root().child(0)
-        return Order(scop, {s.name: _steps(root, s.name, kinds) for s in scop.statements})
+        return Order(scop, {s.name: _steps(root, s, kinds) for s in scop.statements})
 
     def before(self, first: str, second: str) -> isl.Map:
         """`{ first[x] -> second[y] : x surely runs before y }`"""
@@ -103,6 +133,18 @@ class Order:
                 ordered = ordered | (together & _rows_related(one.row, other.row, isl.Map.lex_lt))
             together = together & one.row.apply_range(other.row.reverse())
         return ordered
+
+    def in_one_iteration(self, first: str, second: str, loop: str) -> isl.Map:
+        """Pairs of instances in one iteration of a loop around both statements, and so of all loops outside it; no
+        pair where the loop is not around both."""
+        together = self.pairs(first, second)
+        for one, other in self.common(first, second):
+            if one.row is None or other.row is None:
+                continue
+            together = together & one.row.apply_range(other.row.reverse())
+            if one.loop == loop:
+                return together
+        return together - together
 
     def pairs(self, first: str, second: str) -> isl.Map:
         return isl.Map.from_domain_and_range(self.scop.statement(first).domain, self.scop.statement(second).domain)

@@ -20,7 +20,7 @@ from polyopt.poly.lifetimes import overwritten
 from polyopt.poly.order import Order
 from polyopt.poly.scop import Array, Scop
 from polyopt.poly.space import Space, affine_from_aff
-from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
+from polyopt.poly.tree import Leaf, Loop, Tree, kinds, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 
 _IN, _OUT = isl.dim_type.in_, isl.dim_type.out
@@ -67,8 +67,7 @@ class StoragePlan:
 
 def decide(scop: Scop, dependences: Dependences, tree: Tree, schedule: isl.Schedule) -> StoragePlan:
     """The smallest storage found for each local array under the final schedule (`tree`, and the same as isl's)."""
-    kinds = {loop.name: loop.kind for loop in loops(tree)}
-    planner = _Planner(scop, dependences, DistanceTester.of(scop), Order.of(scop, schedule, kinds))
+    planner = _Planner(scop, dependences, DistanceTester.of(scop), Order.of(scop, schedule, kinds(tree)))
     return StoragePlan(tuple(planner.storage(array, tree) for array in scop.arrays if array.role == "local"))
 
 

@@ -14,6 +14,7 @@ from typing import Literal, assert_never
 import islpy as isl
 
 from polyopt.dsl.affine import Affine
+from polyopt.errors import LegalityError
 from polyopt.poly.scop import Scop
 from polyopt.poly.space import Space
 
@@ -91,6 +92,19 @@ def loops(tree: Tree) -> Iterator[Loop]:
             yield from loops(body)
         case _:
             assert_never(tree)
+
+
+def kinds(tree: Tree) -> dict[str, LoopKind]:
+    """How the loops of each name are mapped. Raises `LegalityError` where loops of one name are mapped differently."""
+    found: dict[str, LoopKind] = {}
+    for loop in loops(tree):
+        if found.setdefault(loop.name, loop.kind) != loop.kind:
+            raise LegalityError(
+                f"loops called '{loop.name}' are mapped in two ways",
+                why=f"one is {found[loop.name]}, another {loop.kind}",
+                facts={"loop": loop.name},
+            )
+    return found
 
 
 def sequence(children: list[Tree]) -> Tree:

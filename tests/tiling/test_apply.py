@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ L, M, N, K = po.sizes("L M N K")
 i, j, k, i_tile = po.indices("i j k i_tile")
 
 
-def loop(name: str, body: Tree, *statements: str, **fields: bool) -> Loop:
+def loop(name: str, body: Tree, *statements: str, **fields: Any) -> Loop:
     """A loop whose row is the axis of its name in every statement."""
     axis_name = name.partition("#")[0]
     return Loop(name, tuple((s, axis(axis_name)) for s in statements), body, **fields)
