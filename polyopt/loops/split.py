@@ -72,7 +72,10 @@ def _split_loop(loop: For) -> For | Block:
     def piece(start: int, end: int, body: Stmt) -> For:
         return replace(loop, lower=affine_expr(lower + start), upper=affine_expr(lower + end), body=body)
 
-    inside = _split_loop(piece(first, last, _map_stores(loop.body, values)))  # a decision may uncover another
+    body = _map_stores(loop.body, values)
+    if body == loop.body:
+        return loop
+    inside = _split_loop(piece(first, last, body))  # a decision may uncover another
     pieces: list[Stmt] = [piece(0, first, loop.body)] if first > 0 else []
     pieces += inside.body if isinstance(inside, Block) else (inside,)
     pieces += [piece(last, count, loop.body)] if last < count else []

@@ -67,22 +67,27 @@ def _non_negative(size: str) -> Condition:
     return affine.Compare(affine.size(size), ">=")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Scope:
-    """Where an expression stands: the axes around it and the condition of the branches it is in."""
+    """Where an expression stands: the axes around it and the condition of the branches it is in.
+
+    within: for a reduction that does not use all axes around it, the points of its leading axes that are left
+            when the others are projected out; None for all in their ranges
+    """
 
     axes: tuple[ir.Axis, ...]
     condition: Condition = TRUE
+    within: isl.Set | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(a.name for a in self.axes)
 
     def under(self, condition: Condition) -> _Scope:
-        return _Scope(self.axes, conjunction(self.condition, condition))
+        return replace(self, condition=conjunction(self.condition, condition))
 
     def inside(self, axes: tuple[ir.Axis, ...], guard: Condition) -> _Scope:
-        return _Scope(self.axes + axes, conjunction(self.condition, guard))
+        return replace(self, axes=self.axes + axes, condition=conjunction(self.condition, guard))
 
 
 @dataclass(slots=True)
@@ -201,17 +206,34 @@ class _Builder:
         self, name: str, array: str, subscripts: tuple[ir.Subscript, ...], reduce: ir.Reduce, scope: _Scope
     ) -> None:
         """Accumulates `reduce` into `array[subscripts]` for every point of the scope."""
-        reducer = reduce.reducer
-        start = start_value(reducer)
-        self.add(self.fresh(f"{name}_init"), scope, array, subscripts, start, role="init", reducer=reducer)
         inner = scope.inside(reduce.axes, reduce.guard)
+        if reduce.reducer.neutral is None and reduce.reducer.name == "custom":
+            self.add_reduction_from_first(name, array, subscripts, reduce, inner)
+            return
+        reducer, start = reduce.reducer, start_value(reduce.reducer)
+        self.add(self.fresh(f"{name}_init"), scope, array, subscripts, start, role="init", reducer=reducer)
         self.add(self.fresh(f"{name}_update"), inner, array, subscripts, reduce.body, reducer, span=reduce.span)
+
+    def add_reduction_from_first(
+        self, name: str, array: str, subscripts: tuple[ir.Subscript, ...], reduce: ir.Reduce, inner: _Scope
+    ) -> None:
+        """A reduction without a start value begins with its first point, in index order."""
+        points = self.domain(Space("", inner.names, self.program.sizes), inner)
+        later = isl.Map.lex_gt(points.get_space()).intersect_domain(points).intersect_range(points)
+        for position in range(len(inner.axes) - len(reduce.axes)):
+            later = later.equate(isl.dim_type.in_, position, isl.dim_type.out, position)
+        rest = later.domain()
+        for suffix, part, reducer in (("first", points - rest, None), ("update", rest, reduce.reducer)):
+            piece = _Scope(inner.axes, TRUE, part)
+            role = "update" if reducer else "init"
+            own = self.fresh(f"{name}_{suffix}")
+            self.add(own, piece, array, subscripts, reduce.body, reducer, role=role, span=reduce.span)
 
     def hoist(self, reduce: ir.Reduce, scope: _Scope, hint: str) -> ir.Read:
         """Gives a reduction an array over the axes that it uses; returns the read of its result."""
         used = _free_axes(reduce)
         kept = tuple(a for a in scope.axes if a.name in used)
-        key = (reduce, scope.condition, tuple(scope.axes))
+        key = (reduce, scope.condition, scope.axes, id(scope.within))
         if key in self.hoisted:
             return self.hoisted[key]
         shape = tuple(a.upper[0] - a.lower[0] for a in kept)
@@ -229,38 +251,14 @@ class _Builder:
         scope: _Scope,
         kept: tuple[ir.Axis, ...],
     ) -> None:
-        """Init and update of a hoisted reduction on the projection of its surroundings onto the kept axes."""
-        dropped = tuple(a for a in scope.axes if a not in kept)
-        if not dropped:
-            self.add_reduction(array, array, subscripts, reduce, scope)
-            return
-        names = tuple(a.name for a in kept)
-        around = self.domain(Space("", scope.names, self.program.sizes), scope)
-        for position in reversed(range(len(scope.axes))):
-            if scope.axes[position] in dropped:
-                around = around.project_out(isl.dim_type.set, position, 1)
-        init = self.fresh(f"{array}_init")
-        domain = _renamed(around, Space(init, names, self.program.sizes))
-        start = start_value(reduce.reducer)
-        self.add_on(init, names, domain, array, subscripts, start, role="init", reducer=reduce.reducer)
-        update = self.fresh(f"{array}_update")
-        inner = tuple(a.name for a in reduce.axes)
-        space = Space(update, names + inner, self.program.sizes)
-        lifted = _renamed(around.add_dims(isl.dim_type.set, len(inner)), space)
-        lifted = lifted & space.box(reduce.axes) & space.condition(reduce.guard)
-        scope_inside = _Scope(kept + reduce.axes, reduce.guard)
-        value = self.lowered(reduce.body, scope_inside, array)
-        self.add_on(
-            update,
-            space.axes,
-            lifted,
-            array,
-            subscripts,
-            value,
-            role="update",
-            reducer=reduce.reducer,
-            span=reduce.span,
-        )
+        """A hoisted reduction on the projection of its surroundings onto the kept axes."""
+        if kept != scope.axes:
+            around = self.domain(Space("", scope.names, self.program.sizes), scope)
+            for position in reversed(range(len(scope.axes))):
+                if scope.axes[position] not in kept:
+                    around = around.project_out(isl.dim_type.set, position, 1)
+            scope = _Scope(kept, TRUE, around)
+        self.add_reduction(array, array, subscripts, reduce, scope)
 
     def lowered(self, expr: ir.Expr, scope: _Scope, hint: str) -> ir.Expr:
         """The expression with every reduction hoisted into an array of its own."""
@@ -327,7 +325,11 @@ class _Builder:
         )  # fmt: skip
 
     def domain(self, space: Space, scope: _Scope) -> isl.Set:
-        return space.box(scope.axes) & space.condition(scope.condition)
+        points = space.box(scope.axes) & space.condition(scope.condition)
+        if scope.within is None:
+            return points
+        open_axes = len(scope.axes) - scope.within.dim(isl.dim_type.set)
+        return points & _renamed(scope.within.add_dims(isl.dim_type.set, open_axes), space)
 
     def accesses(self, expr: ir.Expr, space: Space, domain: isl.Set) -> Iterator[Access]:
         """Every read of the expression on the part of the domain where its branches are taken."""
