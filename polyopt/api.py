@@ -183,7 +183,9 @@ class Op:
         layouts = {**given.layouts, **{name: arrays.layout(array) for name, array in outs.items()}}
         shapes = {name: array.shape for name, array in outs.items()}
         problem = replace(self._problem(traced, sizes, target), layouts=_strided(layouts), result_shapes=shapes)
-        return Variant(Call(compilation.kernel_for(problem), sizes, given.arrays), traced.structure)
+        call = Call(compilation.kernel_for(problem), sizes, given.arrays)
+        compilation.check_strictly(problem, sizes, given.arrays)
+        return Variant(call, traced.structure)
 
     def _problem(self, traced: Traced, sizes: Mapping[str, int], target: Target) -> Problem:
         """The problem for known sizes; those that are dynamic, and those not known, stay symbolic."""

@@ -24,7 +24,7 @@ from polyopt.dsl.ir import Program
 from polyopt.errors import ArgumentError, BackendUnavailable, CompileError, ShapeError, Span
 from polyopt.progress import Progress
 from polyopt.runtime import fastcall, jit
-from polyopt.runtime.arrays import Layout
+from polyopt.runtime.arrays import Array, Layout
 from polyopt.runtime.fastcall import Entries
 from polyopt.runtime.fastcall_ir import fast_call_ir
 from polyopt.runtime.kernel import Kernel, KernelInfo
@@ -98,6 +98,12 @@ class _Compiler:
         with self._lock:
             return pipeline.lower(pipeline.resolve(problem.program), _options(problem))
 
+    def check_strictly(self, problem: Problem, sizes: Mapping[str, int], arrays: Mapping[str, Array]) -> None:
+        from polyopt import strict
+
+        with self._lock:
+            strict.check(self.lower(problem), sizes, arrays)
+
     def quick_code(self) -> LoadedCode | None:
         with self._lock:
             if not self._has_quick_code:
@@ -131,6 +137,15 @@ def lower(problem: Problem) -> Lowering:
 def resolve(program: Program) -> Program:
     """The program with ranges and shapes found and checked."""
     return _COMPILER.resolve(program)
+
+
+def check_strictly(problem: Problem, sizes: Mapping[str, int], arrays: Mapping[str, Array]) -> None:
+    """Check the kernel's loops against an enumeration for these sizes, if the settings ask for it.
+
+    Raises `LegalityError` with the instances where they differ.
+    """
+    if settings.current().verify >= settings.ENUMERATION_LEVEL:
+        _COMPILER.check_strictly(problem, sizes, arrays)
 
 
 def quick_entries() -> Entries | None:

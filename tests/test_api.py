@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import api, compilation, f32, f64, i32, settings
+from polyopt import api, compilation, f32, f64, i32, settings, strict
 from polyopt.errors import ArgumentError, BackendUnavailable, BoundsError, DTypeError, ShapeError
 
 M, N, K = po.sizes("M N K")
@@ -408,11 +408,24 @@ def test_the_thread_count_changes_no_bit(threads: int) -> None:
         po.set_num_threads(api.pool.usable_cores())
 
 
-def test_strict_checks_check_a_kernel_that_is_known_already() -> None:
-    assert (double(V) == 2 * V).all()
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_strict_checks_enumerate_a_kernel_that_is_known_already(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    check = strict.check
+
+    def noted(lowering: Any, sizes: Any, inputs: Any) -> None:
+        checked.append(sizes)
+        check(lowering, sizes, inputs)
+
+    monkeypatch.setattr(strict, "check", noted)
+    op = po.op(dynamic=dynamic)(matmul.__wrapped__)
+    assert (op(X, W) == X @ W).all()
+    assert checked == []
     with po.strict_checks():
         assert settings.current().verify == 2
-        assert (double(V) == 2 * V).all()
+        assert (op(X, W) == X @ W).all()
+        assert (po.op(gather.__wrapped__)(V, np.array([3, 1], np.int32)) == V[[3, 1]]).all()
+    assert checked == [{"M": 3, "K": 4, "N": 5}, {"N": 7, "M": 2}]
 
 
 # --- compiling --------------------------------------------------------------------------------------------------
