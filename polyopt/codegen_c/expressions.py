@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from polyopt.codegen_c import memory, ops, quotients, transposes
+from polyopt.codegen_c import conversions, memory, ops, quotients, transposes
 from polyopt.codegen_c.llvm_text import Function, Value
 from polyopt.codegen_c.memory import Index, Place
 from polyopt.codegen_c.values import (
@@ -113,6 +113,8 @@ class Expressions:
         self._math = math
         self._words = words
         self._bounded: set[str] = set()
+        self._memo: dict[int, Value] = {}
+        self._memo_context: Context | None = None
 
     def bounded(self, value: Value) -> Value:
         """Declares a number to be an index or size: differences of such numbers do not overflow."""
@@ -172,7 +174,20 @@ class Expressions:
             return context.operands[expr.name]
         if expr.dtype == i64:
             return self.vector(self.index(expr, context), context)
-        return self._general(expr, context)
+        if not isinstance(expr, Op):
+            return self._general(expr, context)
+        if self._memo_context is not context:
+            self._memo, self._memo_context = {}, context
+        if id(expr) in self._memo:
+            return self._memo[id(expr)]
+        value = self._general(expr, context)
+        if self._memo_context is context:
+            self._memo[id(expr)] = value
+        return value
+
+    def forget(self) -> None:
+        """Called where control flow changes: an expression that occurs twice is evaluated once up to here."""
+        self._memo_context = None
 
     def _general(self, expr: Expr, context: Context) -> Value:
         match expr:
@@ -181,7 +196,7 @@ class Expressions:
             case Var(name):
                 return context.operands[name]
             case Cast(arg):
-                return ops.cast(self.f, self.value(arg, context), arg.dtype, expr.dtype)
+                return conversions.cast(self.f, self.value(arg, context), arg.dtype, expr.dtype)
             case Load():
                 return self.load(expr, context)
             case Op():
@@ -263,7 +278,7 @@ class Expressions:
             return block
         is_data = any(isinstance(node, Load) for index in expr.indices for node in walk_expr(index))
         stored = memory.read(self.f, place, address, context.lanes, context.mask, guard, is_regular=not is_data)
-        return ops.from_memory(self.f, stored, expr.dtype)
+        return conversions.from_memory(self.f, stored, expr.dtype)
 
     def _transposed(
         self, place: Place, expr: Load, address: memory.Address, guard: Value | None, context: Context
@@ -285,7 +300,7 @@ class Expressions:
                 return memory.read(self.f, place, here, lanes, None, None)
 
             stored = transposes.column(self.f, lanes, number - first, row)
-            return ops.from_memory(self.f, stored, expr.dtype)
+            return conversions.from_memory(self.f, stored, expr.dtype)
         return None
 
     def _step(self, place: Place, expr: Load, var: str, context: Context) -> int | None:
@@ -345,7 +360,7 @@ class Expressions:
         return self.value(combine_of(reducer), Context({}, max(left.lanes, right.lanes), operands=operands))
 
     def cast(self, value: Value, source: DType, target: DType) -> Value:
-        return ops.cast(self.f, value, source, target)
+        return conversions.cast(self.f, value, source, target)
 
 
 def combine_of(reducer: Reducer) -> Expr:
@@ -393,7 +408,7 @@ def highest(dtype: DType) -> int | float:
 def _number(number: bool | int | float, dtype: DType) -> Value:
     value = constant(number, register_scalar(dtype))
     if dtype in (f16, bf16):
-        return constant(ops.rounded_number(float(value.constant or 0.0), dtype), "float")
+        return constant(conversions.rounded_number(float(value.constant or 0.0), dtype), "float")
     return value
 
 

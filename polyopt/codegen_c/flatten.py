@@ -13,8 +13,8 @@ from polyopt.codegen_c.expressions import Context, Expressions, Flat
 from polyopt.codegen_c.llvm_text import Value
 from polyopt.codegen_c.values import Linear, both, intrinsic, lane_mask, linear, scalar_of
 from polyopt.dsl.builtins import BUILTINS
-from polyopt.dsl.ir import Op
-from polyopt.loops.ir import Expr, For, If, Stmt, Store, expr_children, walk
+from polyopt.dsl.ir import Const, Op
+from polyopt.loops.ir import Expr, For, If, Stmt, Store, expr_children, substatements, walk
 
 MOST_COPIES = 32
 MOST_CODE = 2048
@@ -148,14 +148,30 @@ def stored_buffers(statement: Stmt) -> frozenset[str]:
 
 
 def cost_of(statement: Stmt) -> int:
-    """Roughly the instructions of one iteration."""
-    total = 0
-    for inner in walk(statement):
-        if isinstance(inner, Store):
-            total += 1 + _expr_cost(inner.value)
-        elif isinstance(inner, If):
-            total += 2
-    return total
+    """Roughly the instructions that a statement becomes."""
+    match statement:
+        case Store(value=value):
+            return 1 + _expr_cost(value)
+        case For(kind="unrolled" | "vector" as kind, body=body):
+            count = _visible_count(statement)
+            copies = 1 if count is None or count > 64 else count if kind == "unrolled" else -(-count // 8)
+            return copies * cost_of(body)
+        case _:
+            return isinstance(statement, If) * 2 + sum(cost_of(inner) for inner in substatements(statement))
+
+
+def _visible_count(loop: For) -> int | None:
+    """The greatest number of iterations, where the bounds show it: `it` to `min(it + 6, N)`."""
+    match loop.upper:
+        case Const(stop) if isinstance(loop.lower, Const):
+            return _steps(int(stop) - int(loop.lower.value), loop.step)
+        case Op("add", (start, Const(width))) if start == loop.lower:
+            return _steps(int(width), loop.step)
+        case Op("minimum", parts):
+            counts = [_visible_count(replace(loop, upper=part)) for part in parts]
+            return min((count for count in counts if count is not None), default=None)
+        case _:
+            return None
 
 
 def _expr_cost(expr: Expr) -> int:

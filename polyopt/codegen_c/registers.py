@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from polyopt.codegen_c import memory, ops
+from polyopt.codegen_c import conversions, memory
 from polyopt.codegen_c.expressions import Context, Expressions, Flat, Key, Slot
 from polyopt.codegen_c.flatten import Trip, can_be_flat, stored_buffers, trip_of, unrolled_contexts, vector_contexts
 from polyopt.codegen_c.lanes import LanePlanner
@@ -55,15 +55,17 @@ class Plan:
     """What one loop keeps in registers.
 
     flat:     the loops inside that must be written out for it, with unknown numbers of iterations
-    is_whole: every store of the loop goes to a register, from inside all loops of `flat`
+    needed:   serial loops inside of which each must run at least once for it
+    is_whole: every store of the loop goes to a register, from inside all loops of `flat` and `needed`
     """
 
     promoted: tuple[Promoted, ...]
     flat: dict[str, Trip]
+    needed: dict[str, Trip]
     is_whole: bool
 
 
-NOTHING = Plan((), {}, False)
+NOTHING = Plan((), {}, {}, False)
 
 
 class Planner:
@@ -87,9 +89,9 @@ class Planner:
             promoted.extend(self._promotable(buffer, mine, context) or ())
         kept = {element.buffer for element in promoted}
         is_whole = stored - set(context.registers) == kept and walker.is_one_nest
-        if len(promoted) > MOST_SLOTS or not walker.is_consistent:
+        if len(promoted) > MOST_SLOTS or not walker.is_consistent or not promoted:
             return NOTHING
-        return Plan(tuple(promoted), walker.edges, is_whole)
+        return Plan(tuple(promoted), walker.edges, walker.needed, is_whole)
 
     def _promotable(self, buffer: str, accesses: list[Access], context: Context) -> list[Promoted] | None:
         place = self._x.places.get(buffer)
@@ -121,7 +123,7 @@ class Planner:
             slot = Slot(f.alloca(vector_type(scalar, element.lanes), 64), element.lanes, element.mask)
             address = memory.address_of(f, place, element.key, element.lanes)
             stored = memory.read(f, place, address, element.lanes, element.mask, element.happens)
-            f.write(slot.pointer, ops.from_memory(f, stored, place.buffer.dtype))
+            f.write(slot.pointer, conversions.from_memory(f, stored, place.buffer.dtype))
             registers.setdefault(element.buffer, {})[element.key] = slot
         return replace(context, registers=registers)
 
@@ -138,7 +140,9 @@ class Planner:
         def write() -> None:
             value = f.read(slot.pointer, register_scalar(place.buffer.dtype), slot.lanes)
             address = memory.address_of(f, place, element.key, element.lanes)
-            memory.write(f, place, address, element.lanes, element.mask, ops.to_memory(f, value, place.buffer.dtype))
+            memory.write(
+                f, place, address, element.lanes, element.mask, conversions.to_memory(f, value, place.buffer.dtype)
+            )
 
         if element.happens is None:
             write()
@@ -172,13 +176,14 @@ class _Walker:
         self._stored = stored_buffers(loop.body)
         self._partial = partial
         self.edges: dict[str, Trip] = {}
+        self.needed: dict[str, Trip] = {}
         self.is_consistent = True
         self._nests: set[frozenset[str]] = set()
 
     @property
     def is_one_nest(self) -> bool:
         """Whether each store is inside all the loops whose number of iterations is not known."""
-        return all(nest == frozenset(self.edges) for nest in self._nests)
+        return all(nest == {*self.edges, *self.needed} for nest in self._nests)
 
     def statement(
         self,
@@ -227,7 +232,10 @@ class _Walker:
             )
             return
         self._moving.add(loop.var)
-        runs = trip is not None and trip.count is not None and trip.count > 0
+        if trip is not None and trip.count is None:
+            self.is_consistent &= self.needed.setdefault(loop.var, trip) == trip
+            nest = nest | {loop.var}
+        runs = trip is not None and trip.count != 0
         yield from self.statement(loop.body, context, happens, certain=certain and runs, nest=nest)
 
     def _flat_loop(

@@ -6,8 +6,9 @@ once where the body is small, and masked vectors for the rest; what cannot run i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
 from polyopt.codegen_c.expressions import Context, Expressions, Flat
@@ -35,6 +36,7 @@ from polyopt.codegen_c.values import (
     binary,
     both,
     compare,
+    conjunction,
     constant,
     int64,
     lane_mask,
@@ -72,6 +74,7 @@ class Statements:
             case For():
                 self._loop(statement, context)
             case If(condition, then, otherwise):
+                self._x.forget()
                 self._if(self._x.value(condition, context), then, otherwise, context)
             case Alloc(buffer, body):
                 if buffer.space == "workspace":
@@ -151,37 +154,32 @@ class Statements:
             plan = NOTHING if is_done else self._planner.plan(loop, context, partial=False)
             if not plan.promoted:
                 self._plain(loop, trip, context)
-            elif not plan.flat:
-                self._promoted(loop, trip, plan, context, partial=False)
-            else:
+            elif not plan.needed:
                 self._tiled(loop, trip, plan, context)
+            else:
+                rest = None if plan.is_whole else partial(self._plain, loop, trip, context)
+                run = partial(self._tiled, loop, trip, plan, context)
+                self._f.branch(self._all(runs, plan.needed), run, rest, kind="guard")
 
         self._guarded(trip, lambda: self._f.region(whole, stores))
 
     def _tiled(self, loop: For, trip: Trip, plan: Plan, context: Context) -> None:
         """One version for full tiles, one for those at an edge."""
-        x, f = self._x, self._f
-        full: Value | None = None
-        for edge in plan.flat.values():
-            full = both(f, full, is_full(x, edge))
 
         def at_the_edge() -> None:
-            partial = self._planner.plan(loop, context, partial=True) if plan.is_whole else NOTHING
-            if not partial.promoted:
+            clamped = self._planner.plan(loop, context, partial=True) if plan.is_whole else NOTHING
+            if not clamped.promoted:
                 self._plain(loop, trip, context)
                 return
-            some: Value | None = None
-            for edge in plan.flat.values():
-                some = both(f, some, runs(x, edge))
-            run = lambda: self._promoted(loop, trip, partial, context, partial=True)  # noqa: E731  # a thunk
-            f.branch(some or TRUE, run, kind="guard")
+            run = partial(self._promoted, loop, trip, clamped, context, partial=True)
+            self._f.branch(self._all(runs, plan.flat), run, kind="guard")
 
-        f.branch(
-            full or TRUE,
-            lambda: self._promoted(loop, trip, plan, context, partial=False),
-            at_the_edge,
-            kind="split",
-        )
+        full = partial(self._promoted, loop, trip, plan, context, partial=False)
+        self._f.branch(self._all(is_full, plan.flat), full, at_the_edge, kind="split")
+
+    def _all(self, holds: Callable[[Expressions, Trip], Value], trips: Mapping[str, Trip]) -> Value:
+        """Whether something holds of every trip."""
+        return conjunction(self._f, [holds(self._x, trip) for trip in trips.values()]) or TRUE
 
     def _promoted(self, loop: For, trip: Trip, plan: Plan, context: Context, *, partial: bool) -> None:
         """The loop with its promoted elements in registers."""
@@ -243,8 +241,8 @@ class Statements:
             else:
                 self._vectors(loop, trip, lanes, copies, context)
             self._partials = outer
-            for partial in opened.values():
-                self._stores.close_partial(partial, context)
+            for running in opened.values():
+                self._stores.close_partial(running, context)
 
         if flat is not None:
             whole()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from polyopt.codegen_c import memory, ops
+from polyopt.codegen_c import conversions, memory
 from polyopt.codegen_c.expressions import Context, Expressions, Slot, coefficient, neutral_number
 from polyopt.codegen_c.llvm_text import Value
 from polyopt.codegen_c.memory import Address, Place
@@ -58,6 +58,7 @@ class Stores:
 
     def store(self, store: Store, context: Context, partials: Partials) -> None:
         x = self._x
+        x.forget()
         running = partials.get((store.buffer, store.indices))
         if running is not None:
             self._accumulate(running, x.value(store.value, context), context)
@@ -124,11 +125,11 @@ class Stores:
     def _store_scalar(self, store: Store, place: Place, address: Address, value: Value) -> None:
         if store.reducer is not None:
             value = self._combined(store, place, self._old(place, address, 1, None), value)
-        memory.write(self._f, place, address, 1, None, ops.to_memory(self._f, value, place.buffer.dtype))
+        memory.write(self._f, place, address, 1, None, conversions.to_memory(self._f, value, place.buffer.dtype))
 
     def _old(self, place: Place, address: Address, lanes: int, mask: Value | None) -> Value:
         stored = memory.read(self._f, place, address, lanes, mask, None)
-        return ops.from_memory(self._f, stored, place.buffer.dtype)
+        return conversions.from_memory(self._f, stored, place.buffer.dtype)
 
     def _store_lanes(
         self, store: Store, place: Place, address: Address, value: Value, lanes: int, mask: Value | None
@@ -139,7 +140,7 @@ class Stores:
             return
         if store.reducer is not None:
             value = self._combined(store, place, self._old(place, address, lanes, mask), value)
-        memory.write(self._f, place, address, lanes, mask, ops.to_memory(self._f, value, place.buffer.dtype))
+        memory.write(self._f, place, address, lanes, mask, conversions.to_memory(self._f, value, place.buffer.dtype))
 
     def _store_lane_by_lane(
         self, store: Store, place: Place, address: Address, value: Value, lanes: int, mask: Value | None
@@ -147,7 +148,7 @@ class Stores:
         """One lane after the other, for lanes that may meet in one element."""
         f = self._f
         value = splat(f, value, lanes)
-        values = self._spill(ops.to_memory(f, value, store.value.dtype))
+        values = self._spill(conversions.to_memory(f, value, store.value.dtype))
         offsets = self._spill(splat(f, address.scattered, lanes)) if address.scattered is not None else None
         bits = None if mask is None else convert(f, "zext", lane_bits(f, mask), "i64")
 
@@ -157,7 +158,7 @@ class Stores:
                 here = here + linear(self._spilled(offsets, "i64", number)) * address.unit
             element = Address(address.base, here)
             raw = self._spilled(values, memory_scalar(store.value.dtype), number)
-            item = ops.from_memory(f, raw, store.value.dtype)
+            item = conversions.from_memory(f, raw, store.value.dtype)
             self._store_scalar(store, place, element, item)
 
         def guarded(number: Value) -> None:

@@ -146,6 +146,15 @@ def compare(f: Function, predicate: str, left: Value, right: Value, flags: str =
     return f.instruction(text, "i1", left.lanes, [left, right], "pure" if is_float or left.lanes > 1 else "cheap")
 
 
+def like(value: Value, number: int | float) -> Value:
+    """A scalar constant of the value's type."""
+    return constant(number, value.scalar)
+
+
+def is_nan(f: Function, value: Value) -> Value:
+    return compare(f, "uno", value, value)
+
+
 def select(f: Function, condition: Value, then: Value, otherwise: Value) -> Value:
     if condition.constant is not None:
         return then if condition.constant else otherwise
