@@ -328,6 +328,8 @@ def check_choices(choices: Choices) -> Choices:
             fix=f"one of {', '.join(NUMERICS)}",
             facts={"numerics": choices.numerics},
         )
+    if choices.tune:
+        _log.warning("tune=True has no effect: every kernel has the one plan that the cost model chooses")
     if isinstance(choices.target, str) and choices.target not in (targets.CPU, targets.CUDA, *targets.PRESETS):
         raise ArgumentError(
             f"there is no target '{choices.target}'",

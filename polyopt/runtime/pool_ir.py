@@ -4,6 +4,7 @@ State, all in globals of one loaded copy:
     @remaining   chunks of the region at hand that nobody has claimed; a claim is one decrement
     @unfinished  chunks of the region that have not ended; the caller waits for 0
     @body, @context, @chunks   the region; written only while @remaining is 0, read only after a claim
+    @floats      the caller's floating-point mode, so that a result does not depend on who computes it; likewise
     @generation  counts regions; workers sleep on it
     @asleep      workers that sleep, or are about to
     @busy        1 while a region runs; whoever finds it 1 (a nested or concurrent call) runs serially
@@ -29,18 +30,27 @@ STOP = "pool_stop"
 _FUTEX_WAIT_PRIVATE = 128
 _FUTEX_WAKE_PRIVATE = 129
 _FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}
-_DEFAULT_FLOATS = {
-    "x86_64": "store i32 8064, ptr %state\n  call void @llvm.x86.sse.ldmxcsr(ptr %state)",
-    "aarch64": "call void @llvm.aarch64.set.fpcr(i64 0)",
+_SAVE_FLOATS = {
+    "x86_64": "call void @llvm.x86.sse.stmxcsr(ptr @floats)",
+    "aarch64": "%floats = call i64 @llvm.aarch64.get.fpcr()\n  store i64 %floats, ptr @floats",
 }
-"""Round to nearest, nothing flushed to zero: a new thread inherits whatever its creator had set."""
+_TAKE_FLOATS = {
+    "x86_64": "call void @llvm.x86.sse.ldmxcsr(ptr @floats)",
+    "aarch64": "%floats = load i64, ptr @floats\n  call void @llvm.aarch64.set.fpcr(i64 %floats)",
+}
 _PAUSE = {
     "x86_64": "call void @llvm.x86.sse2.pause()",
     "aarch64": "call void @llvm.aarch64.hint(i32 1)",
 }
 _DECLARATIONS = {
-    "x86_64": "declare void @llvm.x86.sse.ldmxcsr(ptr)\ndeclare void @llvm.x86.sse2.pause()",
-    "aarch64": "declare void @llvm.aarch64.set.fpcr(i64)\ndeclare void @llvm.aarch64.hint(i32)",
+    "x86_64": """\
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+declare void @llvm.x86.sse2.pause()""",
+    "aarch64": """\
+declare i64 @llvm.aarch64.get.fpcr()
+declare void @llvm.aarch64.set.fpcr(i64)
+declare void @llvm.aarch64.hint(i32)""",
 }
 _SIG_SETMASK = 2
 _FAULTS = (4, 5, 7, 8, 11, 31)
@@ -63,7 +73,8 @@ def pool_ir(architecture: str, worker_spins: int, caller_spins: int) -> str:
         futex=_FUTEX_NUMBER[architecture],
         wait=_FUTEX_WAIT_PRIVATE,
         wake=_FUTEX_WAKE_PRIVATE,
-        default_floats=_DEFAULT_FLOATS[architecture],
+        save_floats=_SAVE_FLOATS[architecture],
+        take_floats=_TAKE_FLOATS[architecture],
         pause=_PAUSE[architecture],
         declarations=_DECLARATIONS[architecture],
         set_mask=_SIG_SETMASK,
@@ -80,6 +91,7 @@ _POOL = Template("""\
 @body       = internal global ptr null, align 64
 @context    = internal global ptr null
 @chunks     = internal global i64 0
+@floats     = internal global i64 0
 @threads    = internal global i64 1
 @started    = internal global i32 0
 @epoch      = internal global i32 0, align 64
@@ -105,6 +117,12 @@ claim:
   %mine = extractvalue { i64, i1 } %swap, 1
   br i1 %mine, label %run, label %look
 run:
+  %helps = icmp ne i64 %slot, 0
+  br i1 %helps, label %adopt, label %call
+adopt:
+  $take_floats
+  br label %call
+call:
   %body = load ptr, ptr @body
   %context = load ptr, ptr @context
   %chunks = load i64, ptr @chunks
@@ -124,8 +142,6 @@ entry:
   %slot = and i64 %packed, 4294967295
   %born64 = lshr i64 %packed, 32
   %born = trunc i64 %born64 to i32
-  %state = alloca i32, align 4
-  $default_floats
   br label %awake
 awake:
   %seen = load atomic i32, ptr @generation seq_cst, align 4
@@ -233,6 +249,7 @@ publish:
   store ptr %body, ptr @body
   store ptr %context, ptr @context
   store i64 %chunks, ptr @chunks
+  $save_floats
   store atomic i64 %chunks, ptr @unfinished monotonic, align 8
   store atomic i64 %chunks, ptr @remaining release, align 8
   call void @announce()

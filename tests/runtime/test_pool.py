@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +115,38 @@ def test_a_forked_child_computes_and_ends(count: Counting) -> None:
             assert os.waitpid(child, 0)[1] == 0
     finally:
         pool.set_num_threads(pool.usable_cores())
+
+
+# modes(pool_run, words, chunks): chunk k stores its thread's MXCSR in word k
+MODES = """
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+define internal void @body(ptr %words, i64 %chunk, i64 %chunks, i64 %slot) {
+  %p = getelementptr i64, ptr %words, i64 %chunk
+  call void @llvm.x86.sse.stmxcsr(ptr %p)
+  ret void
+}
+define void @modes(ptr %pool_run, ptr %words, i64 %chunks) {
+  %old = alloca i32
+  %flush = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %old)
+  store i32 40896, ptr %flush
+  call void @llvm.x86.sse.ldmxcsr(ptr %flush)
+  call void %pool_run(ptr @body, ptr %words, i64 %chunks)
+  call void @llvm.x86.sse.ldmxcsr(ptr %old)
+  ret void
+}
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="MXCSR is a register of x86")
+def test_workers_compute_in_the_callers_floating_point_mode(four: pool.Pool) -> None:
+    code = jit.load_object(jit.compile_object(MODES, host()), ["modes"])
+    modes = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(code.addresses["modes"])
+    for _ in range(50):
+        words = (ctypes.c_int64 * 64)()
+        modes(four.run, words, 64)
+        assert {word & 0x8040 for word in words} == {40896 & 0x8040}
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1025, 2.0, True, "2"])
