@@ -29,7 +29,8 @@ ik,jkl,il->ij | ijk,jl,kl->il | ab,bc,cd->ad | ab,bc,cd | ab,bc,ca-> | ab,bc,cd,
 i,ij,j-> | i,ij,jk,k-> | ab,cb,cd->ad | abc,ab,c->b | ij,jk,ik-> | ij,jk,ki->i | a,ab,abc->abc | a,ab,abc->c
 ea,fb,abcd,gc,hd->efgh | bc,ad,abcd->da | ab,cd,ef->abcdef | ab,ab,c->c | ijk,il,jm,kn->lmn | ijkl,ia,jb,kc,ld->abcd
 bhqd,bhkd->bhqk | bhqk,bhkd->bhqd | bqhd,bkhd->bhqk | bsd,dhk->bshk | ncuv,kc->nkuv | nchw,kc->nkhw | gij,gjk->gik
-ijkl->lkji | ijk,ij->k | ij,ijk,k | ijk,klm->ijlm | ijk,ikl->ijl | ijkl->ik | aabb->ab | aab->b | ai,bi,ci->abc | ai,bj,ck,ijk->abc | ia,ib,ic,id->abcd | t,td,de->e
+ijkl->lkji | ijk,ij->k | ij,ijk,k | ijk,klm->ijlm | ijk,ikl->ijl | ijkl->ik
+aabb->ab | aab->b | ai,bi,ci->abc | ai,bj,ck,ijk->abc | ia,ib,ic,id->abcd | t,td,de->e
 ...i->... | ...i,...i->... | ...ij->...ji | ...ii->...i | i...->... | i...->i... | ...ij,...jk->...ik | ...->...
 ...ij,jk->...ik | ij...,jk...->ik... | i...,i... | ij...,j...->ij... | ...ab,...bc | k...,jk | ki,...k->i... | ...,...
 i...,...->... | ...i,i | ...,i->...i | i,...->i... | ... | ...i
