@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from polyopt.dsl import affine, ir
-from polyopt.dsl.affine import Affine, And, AxisRef, Compare, Condition, FloorDiv, constant, map_condition
+from polyopt.dsl.affine import Affine, AxisRef, Compare, Condition, FloorDiv, conjunction, constant, map_condition
 from polyopt.dtypes import bool_, i64
 from polyopt.errors import Span
 from polyopt.loops.ir import Check, Expr, Load, Site, Store
 from polyopt.loops.scan import affine_expr, both, condition_expr
 from polyopt.poly.scop import Scop, Statement
+from polyopt.poly.space import Space
 from polyopt.poly.storage import Storage
 
 
@@ -26,6 +27,7 @@ class Bodies:
     storage: Mapping[str, Storage]
     sites: list[Site] = field(default_factory=list)
     _shapes: dict[str, tuple[Affine, ...]] = field(default_factory=dict)
+    _never: dict[tuple[str, Condition], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._shapes = {array.name: array.shape for array in self.scop.arrays}
@@ -54,6 +56,15 @@ class Bodies:
             statement.reducer,
             checks,
         )
+
+    def never(self, statement: Statement, condition: Condition) -> bool:
+        """Whether a condition of a statement's axes holds at none of its instances."""
+        key = (statement.name, condition)
+        if key not in self._never:
+            space = Space(statement.name, statement.axes, self.scop.sizes)
+            points = (statement.domain & space.condition(condition)).intersect_params(self.scop.context)
+            self._never[key] = bool(points.is_empty())
+        return self._never[key]
 
     def shape(self, array: str) -> tuple[Affine, ...]:
         return self._shapes[array]
@@ -114,9 +125,10 @@ class _Body:
         match read.boundary:
             case ir.Pad(fill):
                 holds = self.inside(read, mask)
-                if holds is None:
-                    return self.load(read, read.subscripts, mask)
-                return ir.Op("select", (holds, self.load(read, read.subscripts, both(mask, holds)), fill), read.dtype)
+                load = self.load(read, read.subscripts, both(mask, holds))
+                if holds is None or _is_zero(fill):
+                    return load
+                return ir.Op("select", (holds, load, fill), read.dtype)
             case ir.Clamp() | ir.Wrap():
                 return self.load(read, read.subscripts, mask)
             case None:
@@ -127,7 +139,12 @@ class _Body:
         holds: Expr | None = None
         for subscript, extent in zip(read.subscripts, self.owner.shape(read.tensor), strict=True):
             if isinstance(subscript, Affine):
-                test = self.condition(And((Compare(subscript, ">="), Compare(subscript - extent, "<"))))
+                parts = [] if self.owner.never(self.statement, Compare(subscript, "<")) else [Compare(subscript, ">=")]
+                if not self.owner.never(self.statement, Compare(subscript - extent, ">=")):
+                    parts.append(Compare(subscript - extent, "<"))
+                if not parts:
+                    continue
+                test = self.condition(conjunction(*parts))
             else:
                 index = self.data_index(subscript, mask)
                 above = ir.Op("ge", (index, ir.Const(0, i64)), bool_)
@@ -165,7 +182,10 @@ class _Body:
                 else:
                     index = _bounded(index, extent, boundary)
             elif isinstance(boundary, ir.Clamp | ir.Wrap):
-                index = self.placed(_affine_bounded(self.at(subscript), extent, boundary), storage, dimension)
+                low = not self.owner.never(self.statement, Compare(subscript, "<"))
+                high = not self.owner.never(self.statement, Compare(subscript - extent, ">="))
+                bounded = _affine_bounded(self.at(subscript), extent, boundary, low=low, high=high)
+                index = self.placed(bounded, storage, dimension)
             else:
                 index = self.placed_affine(self.at(subscript), storage, dimension)
             indices.append(index)
@@ -193,14 +213,24 @@ class _Body:
         )
 
 
-def _affine_bounded(subscript: Affine, extent: Affine, boundary: ir.Boundary) -> Expr:
+def _affine_bounded(subscript: Affine, extent: Affine, boundary: ir.Boundary, *, low: bool, high: bool) -> Expr:
+    """An affine index of a clamped or periodic read; `low`, `high`: whether it may be below 0, or past the end."""
+    if not low and not high:
+        return affine_expr(subscript)
     if isinstance(boundary, ir.Wrap) and extent.is_constant and extent.constant > 0:
         return affine_expr(subscript % extent.constant)
-    return _bounded(affine_expr(subscript), extent, boundary)
+    return _bounded(affine_expr(subscript), extent, boundary, low=low, high=high)
 
 
-def _bounded(index: Expr, extent: Affine, boundary: ir.Boundary) -> Expr:
+def _bounded(index: Expr, extent: Affine, boundary: ir.Boundary, *, low: bool = True, high: bool = True) -> Expr:
     """An index brought into [0, extent) as a clamped or periodic read asks; a padded one is masked elsewhere."""
     if isinstance(boundary, ir.Wrap):
         return ir.Op("mod", (index, affine_expr(extent)), i64)
-    return ir.Op("maximum", (ir.Op("minimum", (index, affine_expr(extent - 1)), i64), ir.Const(0, i64)), i64)
+    if high:
+        index = ir.Op("minimum", (index, affine_expr(extent - 1)), i64)
+    return ir.Op("maximum", (index, ir.Const(0, i64)), i64) if low else index
+
+
+def _is_zero(fill: ir.Const) -> bool:
+    """Whether a masked load gives the fill value by itself: +0."""
+    return fill.value == 0 and not str(fill.value).startswith("-")

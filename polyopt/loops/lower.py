@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -28,6 +29,7 @@ from polyopt.loops.ir import (
     walk,
 )
 from polyopt.loops.placement import Placement
+from polyopt.loops.rename import rename
 from polyopt.loops.scan import affine_expr, as_affine, as_expr, operation
 from polyopt.poly.scop import Array, Scop
 from polyopt.poly.space import node_kind
@@ -153,7 +155,7 @@ class _Scanner:
         for buffer in self.storage.buffers:
             if buffer.scope:
                 body = Placement(self.private(buffer), buffer.scope, self.loop_of).place(body)
-        return body
+        return rename(body, frozenset(self.scop.sizes))
 
     def node(self, node: isl.AstNode, loop: str = "") -> Stmt:
         """The node as a statement; `loop`: the name in the nearest mark above."""
@@ -231,7 +233,8 @@ class _Scanner:
 
     def fresh(self, name: str) -> str:
         """A loop variable: the loop's name as an identifier."""
-        base = "".join(c if c.isalnum() or c == "_" else "_" for c in name).strip("_") or "c"
+        base = re.sub(r"\W+", "_", re.sub(r"#\d+", "", name)).strip("_")
+        base = base if base and not base[0].isdigit() else f"c_{base}"
         candidate, number = base, 1
         while candidate in self.used:
             number += 1
@@ -241,7 +244,7 @@ class _Scanner:
 
 
 def _axis_label(name: str) -> str:
-    return name.partition("#")[0].replace("_tile", " tile")
+    return re.sub(r"#\d+", "", name).replace("_tile", " tile")
 
 
 def _suits_lanes(body: Stmt, step: int) -> bool:

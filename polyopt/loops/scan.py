@@ -110,27 +110,29 @@ def operation(ast: isl.AstExpr) -> isl.ast_expr_op_type:
 
 
 def affine_expr(affine: Affine) -> Expr:
-    """A quasi-affine expression of loop variables (axes) and sizes as i64 operations."""
+    """A quasi-affine expression of loop variables (axes) and sizes as i64 operations; what is added comes first."""
     result: Expr | None = None
-    for atom, coefficient in affine.terms:
+    for atom, coefficient in sorted(affine.terms, key=lambda term: term[1] < 0):
         match atom:
             case AxisRef(name) | SizeRef(name):
                 value: Expr = index_var(name)
             case FloorDiv(numerator, divisor):
                 value = Op("floordiv", (affine_expr(numerator), integer(divisor)), i64)
-        if result is not None and coefficient == -1:
-            result = Op("sub", (result, value), i64)
-            continue
-        if coefficient != 1:
-            value = Op("mul", (value, integer(coefficient)), i64)
-        result = value if result is None else Op("add", (result, value), i64)
+        if coefficient < 0 and result is None and affine.constant > 0:
+            result = integer(affine.constant)
+        subtract = coefficient < 0 and result is not None
+        factor = -coefficient if subtract else coefficient
+        if factor != 1:
+            value = Op("mul", (value, integer(factor)), i64)
+        result = value if result is None else Op("sub" if subtract else "add", (result, value), i64)
     if result is None:
         return integer(affine.constant)
+    started_with_constant = affine.constant > 0 and all(coefficient < 0 for _, coefficient in affine.terms)
+    if affine.constant == 0 or started_with_constant:
+        return result
     if affine.constant > 0:
         return Op("add", (result, integer(affine.constant)), i64)
-    if affine.constant < 0:
-        return Op("sub", (result, integer(-affine.constant)), i64)
-    return result
+    return Op("sub", (result, integer(-affine.constant)), i64)
 
 
 _NAMES = {"==": "eq", "!=": "ne", ">=": "ge", ">": "gt", "<=": "le", "<": "lt"}

@@ -7,10 +7,13 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import reduce
 from math import prod
 from typing import Any, assert_never
 
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
+from polyopt.dtypes import bool_
 from polyopt.loops.ir import (
     Alloc,
     Block,
@@ -62,8 +65,36 @@ _UPDATES: Mapping[str, str] = {"sum": "+=", "prod": "*=", "max": "max=", "min": 
 
 
 def expr_text(expr: Expr) -> str:
-    """An expression as one would write it: `x[i, k] * w[k, j] + 1`."""
-    return _expr(expr)[1]
+    """An expression as one would write it: `x[i, k] * w[k, j] + 1`. A mask that the choice around it repeats is
+    shown once."""
+    return _expr(_unrepeated(expr, frozenset()))[1]
+
+
+def _unrepeated(expr: Expr, known: frozenset[Expr]) -> Expr:
+    """The expression without the parts of masks that hold anyway: those in `known`."""
+    match expr:
+        case Op("select", (condition, then, otherwise), dtype):
+            holds = known | frozenset(_conjuncts(condition))
+            fails = known | {Op("not", (condition,), bool_)}
+            return Op("select", (condition, _unrepeated(then, holds), _unrepeated(otherwise, fails)), dtype)
+        case Op(name, args, dtype):
+            return Op(name, tuple(_unrepeated(arg, known) for arg in args), dtype)
+        case Cast(arg, dtype):
+            return Cast(_unrepeated(arg, known), dtype)
+        case Load(mask=mask) if mask is not None:
+            left = [part for part in _conjuncts(mask) if part not in known]
+            mask = reduce(lambda a, b: Op("and", (a, b), bool_), left) if left else None
+            return replace(expr, mask=mask)
+        case _:
+            return expr
+
+
+def _conjuncts(condition: Expr) -> Iterator[Expr]:
+    if isinstance(condition, Op) and condition.name == "and":
+        for part in condition.args:
+            yield from _conjuncts(part)
+    else:
+        yield condition
 
 
 def _expr(expr: Expr) -> tuple[int, str]:
