@@ -40,9 +40,10 @@ def case_of(operator: Operator, row: tuple[Any, ...]) -> Case:
 
 
 def pairwise_cases(operator: Operator, start: int) -> Iterator[Case]:
-    """Cases that hold every pair of choices for this operator, beginning with the `start`-th level of each."""
+    """Cases that hold every pair of choices for this operator, beginning elsewhere for each `start`."""
     levels = [*(size_classes(operator, name) for name in operator.sizes), LAYOUTS, operator.dtypes]
-    return (case_of(operator, row) for row in pairwise([rotated(choices, start) for choices in levels]))
+    turned = [rotated(choices, start * (factor + 1)) for factor, choices in enumerate(levels)]
+    return (case_of(operator, row) for row in pairwise(turned))
 
 
 def ordinary_cases() -> list[Case]:
