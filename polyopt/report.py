@@ -12,6 +12,8 @@ from polyopt.fusion.rewrite import cost
 from polyopt.poly.legality import Proof
 from polyopt.poly.scop import Array, Scop, Statement
 from polyopt.poly.storage import StoragePlan
+from polyopt.runtime.extent import Extent
+from polyopt.runtime.kernel import KernelInfo
 from polyopt.tiling.extents import Extents
 from polyopt.tiling.plan import TilingPlan
 
@@ -35,6 +37,8 @@ class Stages(Protocol):
     def proof(self) -> Proof: ...
     @property
     def fallback(self) -> str: ...
+    @property
+    def info(self) -> KernelInfo: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +46,15 @@ class Report:
     """Figures of one kernel. Counts are of the bounding boxes of the domains, so upper bounds.
 
     flops: scalar operations; bytes: compulsory traffic, inputs and results once each
-    temporary_bytes: storage of temporaries that live for the whole call
+    temporary_bytes: workspace that a call allocates for its temporaries; private_bytes: and for each thread.
+        Exactly what is allocated; an expression where sizes are symbolic.
     """
 
     name: str
     flops: int
     bytes: int
-    temporary_bytes: int
+    temporary_bytes: Extent
+    private_bytes: Extent
     fusion: str
     tiling: str
     mapping: str
@@ -80,6 +86,7 @@ class Report:
             f"  compulsory bytes      {self.bytes}",
             f"  operations per byte   {self.intensity:.2f}, so bound by {self.bound}",
             f"  temporary bytes       {self.temporary_bytes}",
+            f"  and for each thread   {self.private_bytes}",
         ]
         if self.fallback:
             lines.append(f"  FALLBACK to the plain order: {self.fallback}")
@@ -93,15 +100,12 @@ def make(stages: Stages) -> Report:
     """The report of a lowering."""
     scop, extents = stages.scop, Extents(stages.scop)
     arguments = [array for array in scop.arrays if array.role != "local"]
-    temporaries = {b.array: b for b in stages.storage.buffers if not b.scope}
     return Report(
         name=scop.name,
         flops=sum(_operations(s) * extents.instances(s.name) for s in scop.statements),
         bytes=sum(_bytes(array) for array in arguments),
-        temporary_bytes=sum(
-            _bytes(scop.array(name)) // max(_elements(scop.array(name).shape), 1) * _elements(buffer.extent)
-            for name, buffer in temporaries.items()
-        ),
+        temporary_bytes=stages.info.shared_bytes,
+        private_bytes=stages.info.private_bytes,
         fusion="\n".join(str(d) for d in stages.fusion.decisions) or "nothing to fuse",
         tiling=str(stages.tiling),
         mapping=str(stages.mapping),

@@ -49,6 +49,7 @@ class _Group:
     candidates: consistent rows, best first; empty where the statement has no dimension left
     spent:      for each candidate, the axis each statement's row uses up
     recurrent:  the rows carry dependences: iterations run in order
+    cyclic:     the statements depend on one another around a cycle
     fixed:      a finished subtree, where isl scheduled the component
     """
 
@@ -56,6 +57,7 @@ class _Group:
     candidates: tuple[Rows, ...]
     spent: tuple[Mapping[str, str], ...]
     recurrent: bool = False
+    cyclic: bool = False
     fixed: Tree | None = None
 
 
@@ -87,8 +89,8 @@ class _Fuser:
             return _Group(component, rows, tuple({name: a} for a in axes))
         choice = choose_rows(component, inner, remaining, self.tester)
         if choice is not None:
-            return _Group(component, (choice.rows,), (choice.spent,), recurrent=not choice.coincident)
-        tree = isl_schedule.schedule(self.scop, component, inner)
+            return _Group(component, (choice.rows,), (choice.spent,), recurrent=not choice.coincident, cyclic=True)
+        tree = isl_schedule.schedule(self.scop, component, inner, _within(component, self.dependences.reductions))
         return _Group(component, (), (), recurrent=True, fixed=tree)
 
     # -- merging -----------------------------------------------------------------------------------------------
@@ -128,7 +130,8 @@ class _Fuser:
         *,
         inside_parallel: bool,
     ) -> tuple[int, int, _Group] | None:
-        for producer, consumer in dict.fromkeys(edges):
+        cyclic_first = sorted(dict.fromkeys(edges), key=lambda e: not (groups[e[0]].cyclic and groups[e[1]].cyclic))
+        for producer, consumer in cyclic_first:
             pair = (groups[producer].statements, groups[consumer].statements)
             if pair in refused or self.goes_around(producer, consumer, edges):
                 continue
@@ -160,7 +163,7 @@ class _Fuser:
         """The two groups as one, or None with the reason."""
         if not producer.candidates or not consumer.candidates:
             return None, "no loop is left to share"
-        if producer.recurrent and consumer.recurrent:
+        if producer.cyclic and consumer.cyclic and (producer.recurrent or consumer.recurrent):
             return self.joined_recurrences(producer, consumer, dependences, remaining)
         if producer.recurrent or (consumer.recurrent and not self.only_starts(producer, between)):
             return None, "one side runs its loop in order"
@@ -182,7 +185,8 @@ class _Fuser:
         if not candidates:
             return None, "no loop makes and uses each value in one iteration"
         names = producer.statements + consumer.statements
-        group = _Group(names, tuple(candidates), tuple(spent), recurrent=consumer.recurrent)
+        cyclic = producer.cyclic or consumer.cyclic
+        group = _Group(names, tuple(candidates), tuple(spent), recurrent=consumer.recurrent, cyclic=cyclic)
         return group, f"share the loop over {', '.join(dict.fromkeys(spent[0].values()))}"
 
     def joined_recurrences(
@@ -193,7 +197,7 @@ class _Fuser:
         choice = choose_rows(names, _within(names, dependences), remaining, self.tester)
         if choice is None or not choice.settles:
             return None, "no row runs both recurrences in order"
-        group = _Group(names, (choice.rows,), (choice.spent,), recurrent=not choice.coincident)
+        group = _Group(names, (choice.rows,), (choice.spent,), recurrent=not choice.coincident, cyclic=True)
         return group, f"run in order together: {choice.why}"
 
     @staticmethod
