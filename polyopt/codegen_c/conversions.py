@@ -101,7 +101,7 @@ def rounded(f: Function, value: Value, dtype: DType) -> Value:
         return value
     if value.constant is not None:
         return constant(rounded_number(float(value.constant), dtype), "float", value.lanes)
-    return from_memory(f, to_memory(f, value, dtype), dtype)
+    return _rounded_to_brain(f, value) if dtype == bf16 else from_memory(f, to_memory(f, value, dtype), dtype)
 
 
 def rounded_number(number: float, dtype: DType) -> float:
@@ -122,11 +122,12 @@ def rounded_number(number: float, dtype: DType) -> float:
 
 
 def to_memory(f: Function, value: Value, dtype: DType) -> Value:
-    """The bits that are stored: i8 for a bool, i16 for a 16-bit float."""
+    """The bits that are stored: i8 for a bool, i16 for a 16-bit float, which `value` is already rounded to."""
     if dtype.is_bool:
         return convert(f, "zext", value, "i8")
     if dtype == bf16:
-        return _brain_bits(f, value)
+        upper = binary(f, "lshr", convert(f, "bitcast", value, "i32"), constant(16, "i32"))
+        return convert(f, "trunc", upper, "i16")
     if dtype == f16:
         return _half_bits(f, value)
     return value
@@ -144,14 +145,14 @@ def from_memory(f: Function, value: Value, dtype: DType) -> Value:
     return value
 
 
-def _brain_bits(f: Function, value: Value) -> Value:
-    """The upper half of an f32, rounded to nearest even; NaN stays NaN."""
+def _rounded_to_brain(f: Function, value: Value) -> Value:
+    """An f32 rounded to its upper half, to nearest even; NaN stays NaN."""
     bits = convert(f, "bitcast", value, "i32")
     odd = binary(f, "and", binary(f, "lshr", bits, constant(16, "i32")), constant(1, "i32"))
     near = binary(f, "add", bits, binary(f, "add", odd, constant(0x7FFF, "i32")))
     quiet = binary(f, "or", bits, constant(0x400000, "i32"))
     chosen = select(f, is_nan(f, value), quiet, near)
-    return convert(f, "trunc", binary(f, "lshr", chosen, constant(16, "i32")), "i16")
+    return convert(f, "bitcast", binary(f, "and", chosen, constant(-0x10000, "i32")), "float")
 
 
 def _half_bits(f: Function, value: Value) -> Value:

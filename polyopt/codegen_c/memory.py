@@ -25,6 +25,7 @@ from polyopt.codegen_c.values import (
     level_sums,
     linear,
     memory_scalar,
+    only_lane,
     scalar_of,
     select,
     shuffle,
@@ -319,6 +320,12 @@ def _write_strided(f: Function, place: Place, address: Address, lanes: int, item
 def _write_vector(f: Function, place: Place, target: Value, mask: Value | None, value: Value) -> None:
     if mask is None:
         f.store(value, target, place.alignment, place.name)
+        return
+    only = only_lane(mask)
+    if only is not None:
+        # LLVM 22 makes a 4-byte store of a 2-byte element out of a truncation and a mask with one constant lane.
+        start = _moved(f, target, int64(only * place.itemsize)) if only else target
+        f.store(lane(f, value, int64(only)), start, place.alignment, place.name)
         return
     f.effect(f"llvm.masked.store.{signature_suffix(value)}.p0", [value, _aligned(target, place), mask])
     f.clobber([place.name])

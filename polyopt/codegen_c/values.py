@@ -74,6 +74,13 @@ def lane_choice(chosen: Sequence[bool]) -> Value:
     return Value(f"<{bits}>", "i1", len(chosen))
 
 
+def only_lane(mask: Value) -> int | None:
+    """The lane that is on, for a constant mask with one."""
+    lanes = mask.text.strip("<>").split(", ") if mask.text.startswith("<") else []
+    on = [number for number, text in enumerate(lanes) if text == "i1 true"]
+    return on[0] if len(on) == 1 else None
+
+
 # --- lanes ----------------------------------------------------------------------------------------------------
 
 

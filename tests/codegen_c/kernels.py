@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -162,6 +163,22 @@ def _bytes(size: int | Expr, sizes: dict[str, int]) -> int:
                 name
             ]
     raise AssertionError(size)
+
+
+# --- guard pages ----------------------------------------------------------------------------------------------
+
+
+def guarded(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy that ends where memory ends: an access behind it kills the process."""
+    pages = -(-max(values.nbytes, 1) // mmap.PAGESIZE)
+    memory = mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    behind = ctypes.c_void_p(start + pages * mmap.PAGESIZE)
+    assert ctypes.CDLL(None).mprotect(behind, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    usable = np.frombuffer(memory, np.uint8, pages * mmap.PAGESIZE)
+    array = usable[usable.size - values.nbytes :].view(values.dtype).reshape(values.shape)
+    array[...] = values
+    return array
 
 
 # --- the same as C ---------------------------------------------------------------------------------------------

@@ -1,0 +1,52 @@
+"""Nothing behind the last element of an array is touched, whatever the type, the length and the step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyopt.dsl.ir import Cast
+from polyopt.dtypes import ALL, DType, f32
+from polyopt.loops.ir import Block
+from tests.codegen_c.kernels import guarded, i, load, loop, op, run, store
+
+LENGTHS = (1, 2, 3, 15, 17, 31, 33, 65, 127)
+
+
+def copies(dtype: DType, vector_bits: int) -> None:
+    """Converts, copies, gathers with a step and scatters with one, between arrays that end at a guard page."""
+    for n in LENGTHS:
+        x, wide = guarded(np.ones(n, dtype.numpy)), guarded(np.zeros(n, np.float32))
+        y, spread = guarded(np.zeros(n, dtype.numpy)), guarded(np.zeros(3 * n - 2, dtype.numpy))
+        value = load("x", i, dtype=dtype)
+        stretched = load("spread", op("mul", i, 3), dtype=dtype)
+        body = Block(
+            (
+                loop("i", n, store("wide", [i], Cast(value, f32)), kind="vector"),
+                loop("i", n, store("spread", [op("mul", i, 3)], Cast(load("wide", i), dtype)), kind="vector"),
+                loop("i", n, store("y", [i], stretched), kind="vector"),
+            )
+        )
+        run(body, {"x": x, "wide": wide, "spread": spread, "y": y}, vector_bits=vector_bits)
+        np.testing.assert_array_equal(y, x)
+        np.testing.assert_array_equal(np.delete(spread, slice(None, None, 3)), 0)
+
+
+def every_dtype(vector_bits: int) -> None:
+    for dtype in ALL:
+        sys.stdout.write(f"{dtype}\n")
+        sys.stdout.flush()
+        copies(dtype, vector_bits)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
+@pytest.mark.parametrize("vector_bits", [128, 256, 512])
+def test_no_access_leaves_an_array(vector_bits: int) -> None:
+    call = f"from tests.codegen_c.test_guard_pages import every_dtype; every_dtype({vector_bits})"
+    folder = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", call], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"an access behind an array of {done.stdout.split()[-1:]}\n{done.stderr}"
