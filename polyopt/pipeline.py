@@ -18,7 +18,7 @@ from polyopt import target as targets
 from polyopt.codegen_c import emit, mapping
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
-from polyopt.errors import ArgumentError, LegalityError, ScheduleError
+from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
 from polyopt.fusion import attach, rewrite
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
@@ -26,7 +26,7 @@ from polyopt.loops import lower as loops_lower
 from polyopt.loops import split as loops_split
 from polyopt.loops.ir import Expr, For, LoopProgram
 from polyopt.loops.ir import walk as walk_statements
-from polyopt.poly import dependence, extract, legality, ranges, storage
+from polyopt.poly import cycles, dependence, extract, legality, ranges, storage
 from polyopt.poly import tree as trees
 from polyopt.poly.dependence import Dependences
 from polyopt.poly.legality import Proof
@@ -152,10 +152,21 @@ class Lowering:
     @cached_property
     def fusion(self) -> FusionPlan:
         """Which statements share which loops, and why."""
-        plan = fusion_decide.decide(self.scop, self.dependences, self._attached.rows)
+        try:
+            plan = fusion_decide.decide(self.scop, self.dependences, self._attached.rows)
+        except DefinitionError:
+            self._refuse_cycles()
+            raise
         for decision in plan.decisions:
             _STAGE_LOGS["fusion"].info("%s: %s", self.program.name, decision)
         return plan
+
+    def _refuse_cycles(self) -> None:
+        """Raise `DefinitionError` that names the elements of a cycle as the user wrote them, before any rewrite."""
+        scop = extract.extract(self.program)
+        cycle = cycles.find(scop, dependence.compute(scop).ordered)
+        if cycle:
+            raise cycles.error(cycle)
 
     @cached_property
     def _decided(self) -> Decided:

@@ -46,7 +46,25 @@ def isl_errors(what: str, *operands: object) -> Iterator[None]:
         yield
     except isl.Error as error:
         shown = "\n".join(str(operand) for operand in operands)
-        raise ScheduleError(f"isl failed to {what}", why=f"{shown}\n{error}".strip()) from error
+        raise ScheduleError(f"the polyhedral library failed to {what}", why=shown) from error
+
+
+OPERATIONS = 400_000
+"""Of isl's, that one expensive call may take: a second or so."""
+
+
+@contextmanager
+def operation_budget() -> Iterator[None]:
+    """Lets isl do `OPERATIONS` operations in the block; beyond, its calls raise `isl.Error`."""
+    context = isl.DEFAULT_CONTEXT
+    around = context.get_max_operations()
+    context.set_max_operations(OPERATIONS)
+    context.reset_operations()
+    try:
+        yield
+    finally:
+        context.set_max_operations(around)
+        context.reset_operations()
 
 
 def node_kind(node: isl.ScheduleNode) -> isl.schedule_node_type:
@@ -338,9 +356,10 @@ def _extremes(domain: isl.Set, position: int, *, largest: bool) -> tuple[Affine,
 
 
 def _extreme(domain: isl.Set, position: int, *, largest: bool) -> isl.PwAff | None:
-    """The greatest or least value of a dimension as a function of sizes; None if unbounded."""
+    """The greatest or least value of a dimension as a function of sizes; None if unbounded, or too hard to find."""
     try:
-        return domain.dim_max(position) if largest else domain.dim_min(position)
+        with operation_budget():
+            return domain.dim_max(position) if largest else domain.dim_min(position)
     except isl.Error:  # "unbounded optimum"; `dim_has_upper_bound` overlooks existentially quantified dimensions
         return None
 

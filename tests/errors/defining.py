@@ -215,14 +215,14 @@ MISTAKES = (
         @po.op
         def chicken(x: f32[N]):
             hen, egg = po.tensors("hen egg")
-            hen[i] = egg[i] + x[i]
-            egg[i] = hen[i] * x[i]  # <-
+            hen[i] = egg[i] + x[i]  # <-
+            egg[i] = hen[i] * x[i]
             return egg
 
         chicken(np.ones(3, np.float32))
         """,
-        caret="egg[i]",
-        says=("egg", "hen", "i = 0"),
+        caret="hen[i]",
+        says=("hen[0] needs egg[0] needs hen[0]", "i = 0"),
         fixed="""
         @po.op
         def chicken(x: f32[N]):
