@@ -19,7 +19,7 @@ def windows(x: Array, extents: tuple[int, ...], *, stride: int = 1, dilation: in
     axes = tuple(range(x.ndim - len(extents), x.ndim))
     reach = tuple((e - 1) * dilation + 1 for e in extents)
     if any(x.shape[axis] < need for axis, need in zip(axes, reach, strict=True)):
-        positions = tuple(max(x.shape[a] - need + 1, 0) for a, need in zip(axes, reach, strict=True))
+        positions = tuple(len(range(0, x.shape[a] - need + 1, stride)) for a, need in zip(axes, reach, strict=True))
         return np.zeros((*x.shape[: axes[0]], *positions, *extents), x.dtype)
     view: Array = np.lib.stride_tricks.sliding_window_view(x, reach, axes)
     every, strided, dilated = slice(None), slice(None, None, stride), slice(None, None, dilation)
