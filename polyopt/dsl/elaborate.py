@@ -318,6 +318,7 @@ def _equation(definition: Definition, types: Mapping[Handle, DType], reserved: f
         reducer=reducer,
         reduce_axes=tuple(as_axis(index, scope) for index in others),
         span=definition.span,
+        is_whole=definition.is_whole,
     )
 
 

@@ -196,6 +196,8 @@ class Equation:
     reduce_axes: for an accumulation: indices only on the right or inside a data subscript on the left
     reducer:     None for a plain definition
     value:       of the tensor's dtype; of the reducer's dtype for an accumulation (the result is then rounded)
+    is_whole:    whole-tensor arithmetic: the dimensions that an index stands alone in must agree, as NumPy's do,
+                 also where their extents are inferred
     """
 
     name: str
@@ -207,6 +209,7 @@ class Equation:
     reducer: Reducer | None = None
     reduce_axes: tuple[Axis, ...] = ()
     span: Span | None = field(default=None, compare=False)
+    is_whole: bool = False
 
     @property
     def is_accumulation(self) -> bool:

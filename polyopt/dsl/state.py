@@ -59,8 +59,9 @@ class Handle(Operators):
 class Definition:
     """One equation as the user wrote it.
 
-    kind:  "define", "sum" (`+=`) or "prod" (`*=`)
-    sizes: what the names of sizes mean in the op that wrote it
+    kind:     "define", "sum" (`+=`) or "prod" (`*=`)
+    sizes:    what the names of sizes mean in the op that wrote it
+    is_whole: written by the library for whole-tensor arithmetic, where extents must agree
     """
 
     tensor: Handle
@@ -69,6 +70,7 @@ class Definition:
     kind: Literal["define", "sum", "prod"]
     sizes: Mapping[str, Affine]
     span: Span | None
+    is_whole: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -112,8 +114,13 @@ class State:
         value: Expr,
         kind: Literal["define", "sum", "prod"] = "define",
         span: Span | None = None,
+        *,
+        is_whole: bool = True,
     ) -> None:
-        """Records an equation. Raises `DefinitionError` for an input and for a wrong number of subscripts."""
+        """Records an equation. Raises `DefinitionError` for an input and for a wrong number of subscripts.
+
+        is_whole: False for an equation that the user wrote, index by index
+        """
         span = span or user_span()
         if tensor.role == "input":
             raise DefinitionError(
@@ -126,7 +133,7 @@ class State:
         if tensor.rank is None:
             tensor.rank = len(subscripts)
         check_rank(tensor, len(subscripts), span)
-        self.definitions.append(Definition(tensor, subscripts, value, kind, self.sizes, span))
+        self.definitions.append(Definition(tensor, subscripts, value, kind, self.sizes, span, is_whole))
 
 
 def check_rank(tensor: Handle, count: int, span: Span | None) -> None:

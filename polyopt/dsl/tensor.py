@@ -26,9 +26,10 @@ class Tensor(Handle):
     def __setitem__(self, key: object, value: object) -> None:
         left = subscripts.left_side(self, key)
         if isinstance(value, Accumulation) and _accumulates(value, self, left):
-            self.state.define(self, left, value.args[1], "sum" if value.kind == "sum" else "prod")
+            self.state.define(self, left, value.args[1], "sum" if value.kind == "sum" else "prod", is_whole=False)
         else:
-            self.state.define(self, left, as_expr(value, f"as the definition of '{self.name}'"))
+            expr = as_expr(value, f"as the definition of '{self.name}'")
+            self.state.define(self, left, expr, is_whole=False)
 
     def pad(self, value: Scalar = 0) -> BoundedTensor:
         """The tensor with `value` outside its box."""

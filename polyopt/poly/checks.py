@@ -16,7 +16,7 @@ from polyopt.errors import BoundsError, DefinitionError, PolyoptError, Span
 from polyopt.poly.contexts import ReadContext, ReduceContext, Scope, contexts, element_text
 from polyopt.poly.coverage import check_coverage, check_single_definition, reach
 from polyopt.poly.intervals import is_nonnegative, is_plainly_empty, is_within, narrowed
-from polyopt.poly.proof import Proof, domain, element, point_text, values_at
+from polyopt.poly.proof import Proof, decided, domain, element, point_text, values_at
 from polyopt.poly.space import Point, project_onto
 
 
@@ -84,11 +84,12 @@ def _check_bounds(reference: _Reference, proof: Proof) -> None:
 
 def _check_dimension(reference: _Reference, dimension: int, subscript: Affine, extent: Affine, proof: Proof) -> None:
     space = proof.space(reference.scope)
-    outside = space.condition(Or((Compare(subscript, "<"), Compare(subscript - extent, ">="))))
-    proof.refute(
-        domain(space, reference.scope).intersect(outside),
-        lambda point: _out_of_bounds(reference, dimension, extent, point),
-    )
+    with decided(f"whether {element_text(reference.tensor, reference.subscripts)} is in bounds"):
+        outside = space.condition(Or((Compare(subscript, "<"), Compare(subscript - extent, ">="))))
+        proof.refute(
+            domain(space, reference.scope).intersect(outside),
+            lambda point: _out_of_bounds(reference, dimension, extent, point),
+        )
 
 
 def _out_of_bounds(reference: _Reference, dimension: int, extent: Affine, point: Point) -> PolyoptError:
@@ -131,8 +132,9 @@ def _check_not_empty(context: ReduceContext, proof: Proof) -> None:
         return
     inner = context.scope.inside(reduction, context.binder)
     outer_space, inner_space = proof.space(context.scope), proof.space(inner)
-    filled = project_onto(domain(inner_space, inner), outer_space.axes)
-    proof.refute(domain(outer_space, context.scope).subtract(filled), lambda point: _over_nothing(context, point))
+    with decided(f"whether a {reduction.reducer.name} is over nothing"):
+        filled = project_onto(domain(inner_space, inner), outer_space.axes)
+        proof.refute(domain(outer_space, context.scope).subtract(filled), lambda point: _over_nothing(context, point))
 
 
 def _is_plainly_not_empty(axis: ir.Axis) -> bool:
@@ -164,10 +166,11 @@ def _check_not_itself(equation: ir.Equation, context: ReadContext, proof: Proof)
     if any(difference.is_constant and difference.constant != 0 for difference in differences):
         return
     space = proof.space(context.scope)
-    same = space.condition(conjunction(*(Compare(difference, "==") for difference in differences)))
-    proof.refute(
-        domain(space, context.scope).intersect(same), lambda point: _depends_on_itself(equation, context, point)
-    )
+    with decided(f"whether an element of '{equation.tensor}' depends on itself"):
+        same = space.condition(conjunction(*(Compare(difference, "==") for difference in differences)))
+        proof.refute(
+            domain(space, context.scope).intersect(same), lambda point: _depends_on_itself(equation, context, point)
+        )
 
 
 def _depends_on_itself(equation: ir.Equation, context: ReadContext, point: Point) -> PolyoptError:

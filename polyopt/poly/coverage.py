@@ -29,7 +29,7 @@ from polyopt.dsl.affine import (
 from polyopt.errors import DefinitionError, PolyoptError
 from polyopt.poly.contexts import ReadContext, Scope, element_text, read_contexts
 from polyopt.poly.intervals import extreme, is_nonnegative, is_plainly_empty
-from polyopt.poly.proof import Proof, domain, element, place, point_text, values_at
+from polyopt.poly.proof import Proof, decided, domain, element, place, point_text, values_at
 from polyopt.poly.space import Point, Space, insert_axes, project_onto
 
 
@@ -108,10 +108,11 @@ def _check_apart(first: ir.Equation, second: ir.Equation, proof: Proof) -> None:
     space = proof.space(scope, (axis.name for axis in other.axes))
     pairs = zip(_affine(first.subscripts), _affine(primed.subscripts), strict=True)
     same = [Compare(left - right, "==") for left, right in pairs]
-    both = domain(space, scope).intersect(domain(space, other)).intersect(space.condition(And(tuple(same))))
-    if first is second:
-        both = both.intersect(space.condition(_is_before(scope, other)))
-    proof.refute(both, lambda point: _defined_twice(first, second, point))
+    with decided(f"whether an element of '{first.tensor}' has two definitions"):
+        both = domain(space, scope).intersect(domain(space, other)).intersect(space.condition(And(tuple(same))))
+        if first is second:
+            both = both.intersect(space.condition(_is_before(scope, other)))
+        proof.refute(both, lambda point: _defined_twice(first, second, point))
 
 
 def _primed(equation: ir.Equation) -> ir.Equation:
@@ -219,11 +220,18 @@ class _Coverage:
 
     def check_whole(self) -> None:
         if not self._plainly_whole:
-            self._proof.refute(self._missing(), self._not_whole)
+            with decided(f"whether '{self._tensor.name}' is defined whole"):
+                self._proof.refute(self._missing(), self._not_whole)
 
     def check_read(self, context: ReadContext) -> None:
-        if self._plainly_whole or self._missing().is_empty():
+        if self._plainly_whole:
             return
+        with decided(f"whether {element_text(context.read.tensor, context.read.subscripts)} is defined"):
+            if not self._missing().is_empty():
+                self._check_elements(context)
+
+    def _check_elements(self, context: ReadContext) -> None:
+        """No element that the read may need is missing."""
         space = self._proof.space(context.scope, self._elements)
         found = [
             _element_of(name, subscript, extent, context.read.boundary)

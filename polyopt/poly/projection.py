@@ -11,15 +11,18 @@ from itertools import chain
 import islpy as isl
 
 from polyopt.dsl import ir
-from polyopt.dsl.affine import Affine, Compare, Condition, Or, axes_of, condition_affines
+from polyopt.dsl.affine import Affine, Compare, Condition, Or, axes_of, condition_affines, conjunction, size
 from polyopt.errors import DefinitionError
 from polyopt.poly.intervals import as_range, window
-from polyopt.poly.space import Space, bounds, isl_errors, project_onto
+from polyopt.poly.space import Space, bounds, isl_errors, operation_budget, project_onto
 
 GuardedSubscript = tuple[Affine, Affine, Condition, Mapping[str, ir.Axis]]
 """A subscript, the extent it must stay below, the condition of its read, and the known ranges of axes."""
 
 _MOST_PIECES = 256
+
+_LARGE = 16
+"""Sizes from here on are not small."""
 
 
 def largest_interval(
@@ -33,7 +36,7 @@ def largest_interval(
     """
     space = Space("", (base.name,), sizes)
     bad, happening = space.empty(), space.empty()
-    with isl_errors(f"find the range of index '{base.name}'"):
+    with isl_errors(f"find the range of index '{base.name}'"), operation_budget():
         for read in reads:
             read_bad, read_happening = _projected(base.name, read, sizes)
             bad, happening = bad.union(read_bad), happening.union(read_happening)
@@ -80,21 +83,35 @@ def _interval(
     space: Space,
     equation: ir.Equation,
 ) -> ir.Axis | None:
-    """The hull of the good values if no bad one lies in it; a side without end stops at the reads that happen."""
-    whole = bounds(good.intersect_params(context), 0)
-    reading = bounds(happening.intersect_params(context), 0)
-    axis = as_range(base.name, whole.lower or reading.lower, whole.upper or reading.upper)
-    if not axis.is_resolved:
-        return None
-    inside = space.box([axis]).intersect_params(context)
-    if inside.intersect(bad).is_empty():
+    """The hull of the good values if no bad one lies in it; a side without end stops at the reads that happen.
+
+    With symbolic sizes the hull may be that of all sizes, or of sizes that are not small: then the check of bounds
+    finds which sizes it is right for.
+    """
+    axis = _hull(base.name, good, happening, context)
+    if axis is None or _is_free_of(bad, axis, context, space):
         return axis
     if not space.sizes:
-        return _longest_run(axis, inside.subtract(bad), happening, space, equation)
-    axis = as_range(base.name, reading.lower, reading.upper)
-    if axis.is_resolved and space.box([axis]).intersect_params(context).intersect(bad).is_empty():
-        return axis
+        return _longest_run(axis, space.box([axis]).subtract(bad), happening, space, equation)
+    large = space.condition(conjunction(*(Compare(size(name) - _LARGE, ">=") for name in space.sizes)))
+    for sizes in (context, context.intersect(large.params())):
+        for values in (good, happening):
+            axis = _hull(base.name, values, happening, sizes)
+            if axis is not None and _is_free_of(bad, axis, sizes, space):
+                return axis
     raise _ambiguous(base.name, equation, "the reads are in bounds on several separate intervals")
+
+
+def _hull(name: str, values: isl.Set, happening: isl.Set, sizes: isl.Set) -> ir.Axis | None:
+    """The smallest range around the values; where they have no end, around those at which reads happen."""
+    whole = bounds(values.intersect_params(sizes), 0)
+    reading = bounds(happening.intersect_params(sizes), 0)
+    axis = as_range(name, whole.lower or reading.lower, whole.upper or reading.upper)
+    return axis if axis.is_resolved else None
+
+
+def _is_free_of(bad: isl.Set, axis: ir.Axis, sizes: isl.Set, space: Space) -> bool:
+    return bool(space.box([axis]).intersect_params(sizes).intersect(bad).is_empty())
 
 
 def _longest_run(axis: ir.Axis, good: isl.Set, happening: isl.Set, space: Space, equation: ir.Equation) -> ir.Axis:

@@ -6,7 +6,8 @@ sizes the claim may hold for some of them; then it becomes a condition that is c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import islpy as isl
 
@@ -14,7 +15,7 @@ from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, Compare, Condition, conjunction, evaluate, size
 from polyopt.errors import PolyoptError, Span
 from polyopt.poly.contexts import Scope
-from polyopt.poly.space import Point, Space, condition_from_set, isl_errors, sample_point
+from polyopt.poly.space import Point, Space, condition_from_set, isl_errors, operation_budget, sample_point
 
 Refutation = Callable[[Point], PolyoptError]
 """Makes the error that a counterexample deserves."""
@@ -47,9 +48,8 @@ class Proof:
             return
         if self.sizes:
             counterexamples = counterexamples.intersect_params(self._assumed)
-        with isl_errors("find a counterexample", counterexamples):
-            if not counterexamples.is_empty():
-                self._refute(counterexamples, error)
+        if not counterexamples.is_empty():
+            self._refute(counterexamples, error)
 
     def _refute(self, counterexamples: isl.Set, error: Refutation) -> None:
         if self.sizes:
@@ -70,6 +70,13 @@ class Proof:
 
     def _of_sizes(self, *conditions: Condition) -> isl.Set:
         return Space("", (), self.sizes).condition(conjunction(*conditions)).params()
+
+
+@contextmanager
+def decided(claim: str) -> Iterator[None]:
+    """Bounds the work of the block; raises `ScheduleError` where a claim takes more than that."""
+    with isl_errors(f"decide {claim}"), operation_budget():
+        yield
 
 
 def domain(space: Space, scope: Scope) -> isl.Set:

@@ -27,6 +27,7 @@ from polyopt.poly import checks
 from polyopt.poly.contexts import element_text, equation_scope, read_contexts, reduce_contexts, replace_axes
 from polyopt.poly.intervals import as_range, is_within, narrowed, window
 from polyopt.poly.projection import largest_interval
+from polyopt.poly.proof import place
 from polyopt.poly.shapes import Extents
 
 Key = tuple[int, str]
@@ -42,25 +43,23 @@ def resolve(program: ir.Program) -> ir.Program:
     `conditions` gains what the symbolic sizes must fulfil. Raises `ShapeError`, `DefinitionError` or `BoundsError`.
     """
     resolved = infer(program)
-    return replace(resolved, conditions=_distinct(resolved.conditions + checks.check(resolved)))
+    conditions = dict.fromkeys(resolved.conditions + checks.check(resolved))
+    return replace(resolved, conditions=tuple(conditions))
 
 
 def infer(program: ir.Program) -> ir.Program:
     """The program with every range and shape filled in; nothing is proved yet."""
     extents = Extents(program)
-    conditions: list[Condition] = list(program.conditions)
     states = [_State(equation, program.sizes) for equation in program.equations]
-    for state in states:
-        conditions += state.use_own_parameters(extents)
+    bases = [state.agree_on_own(extents) for state in states]
+    for state, base in zip(states, bases, strict=True):
+        state.use_own_parameters(base, extents)
     _use_inferred_extents(states, extents)
-    resolved = tuple(state.resolved() for state in states)
+    for state in states:
+        state.agree_on_all(extents)
+    resolved = tuple(state.resolved(extents) for state in states)
     tensors = tuple(replace(tensor, shape=extents.shape(tensor)) for tensor in program.tensors)
-    conditions += extents.conditions()
-    return replace(program, equations=resolved, tensors=tensors, conditions=_distinct(conditions))
-
-
-def _distinct(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
-    return tuple(dict.fromkeys(conditions))
+    return replace(program, equations=resolved, tensors=tensors, conditions=extents.conditions())
 
 
 def _use_inferred_extents(states: Sequence[_State], extents: Extents) -> None:
@@ -144,6 +143,7 @@ class _State:
     """What is known of the axes of one equation so far.
 
     known:    the ranges found
+    explicit: axes with a range that the user gave
     pending:  axes without a range, in order of appearance
     borrowed: which inferred extents each axis was determined from
     """
@@ -151,6 +151,7 @@ class _State:
     equation: ir.Equation
     sizes: tuple[str, ...]
     known: dict[Key, ir.Axis] = field(default_factory=dict)
+    explicit: frozenset[Key] = frozenset()
     pending: list[Key] = field(default_factory=list)
     uses: tuple[_Use, ...] = ()
     borrowed: dict[Key, dict[tuple[str, int], Affine]] = field(default_factory=dict)
@@ -164,37 +165,40 @@ class _State:
                 self.known[binder, axis.name] = as_range(axis.name, axis.lower, axis.upper)
             else:
                 self.pending.append((binder, axis.name))
+        self.explicit = frozenset(self.known)
         if self.pending:
             self.uses = tuple(_uses(self.equation))
 
     # --- from the equation's own parameters ---
 
-    def use_own_parameters(self, extents: Extents) -> list[Condition]:
-        """Determines what parameters and tensors with `shape=` determine; the result must hold of the sizes."""
-        if not self.pending:
-            return []
+    def agree_on_own(self, extents: Extents) -> dict[Key, Affine]:
+        """The extents of axes that stand alone in parameters and tensors with `shape=`, all of which must agree."""
         own = [use for use in self.uses if extents.is_fixed(use.tensor)]
-        conditions: list[Condition] = []
-        alone: dict[Key, list[_Use]] = {}
-        for use in own:
-            for key in use.axes() if use.is_alone else ():
-                if key in self.pending:
-                    alone.setdefault(key, []).append(use)
-        bases = {key: _agreed(key, uses, extents, conditions) for key, uses in alone.items()}
+        return self._agree(own, self.pending, extents)
+
+    def use_own_parameters(self, bases: Mapping[Key, Affine], extents: Extents) -> None:
+        """Determines what parameters and tensors with `shape=` determine."""
+        own = [use for use in self.uses if extents.is_fixed(use.tensor)]
         self._use_bases(bases, own, extents)
         while self._determine_one(own, extents):
             pass
-        return conditions
+
+    def _agree(self, uses: Sequence[_Use], keys: Sequence[Key], extents: Extents) -> dict[Key, Affine]:
+        alone: dict[Key, list[_Use]] = {}
+        for use in uses:
+            for key in use.axes() if use.is_alone else ():
+                if key in keys:
+                    alone.setdefault(key, []).append(use)
+        return {key: _agreed(self.equation, key[1], found, extents) for key, found in alone.items()}
 
     def _use_bases(self, bases: Mapping[Key, Affine], own: Sequence[_Use], extents: Extents) -> None:
         """Each axis that stands alone has its extent, narrowed by the reads that depend on no other such axis."""
-        explicit = set(self.known)
-        full = {key: as_range(key[1], (Affine(0),), (extent,)) for key, extent in bases.items()}
+        full = {key: extents.axis(as_range(key[1], (Affine(0),), (extent,))) for key, extent in bases.items()}
         self.known.update(full)
         self.pending = [key for key in self.pending if key not in bases]
         for key, axis in full.items():
             narrowing = [
-                use for use in own if use.is_exact and not use.is_alone and key in use.axes() <= explicit | {key}
+                use for use in own if use.is_exact and not use.is_alone and key in use.axes() <= self.explicit | {key}
             ]
             if narrowing:
                 found = self._interval(key, axis, narrowing, extents)
@@ -231,6 +235,8 @@ class _State:
                 blocked = sum(bool((use.axes() | use.guard_axes()) & others) for use in mentions)
                 candidates.append((blocked, key, usable))
         for _, key, usable in sorted(candidates, key=lambda candidate: candidate[0]):
+            if self.equation.is_whole:
+                self._agree([use for use in usable if use.tensor != self.equation.tensor], [key], extents)
             found = self._interval(key, None, usable, extents)
             if found is not None:
                 self.known[key] = found
@@ -278,57 +284,64 @@ class _State:
     def confirm(self, extents: Extents) -> None:
         """Raises `DefinitionError` if an axis was taken from an extent that this very axis made grow."""
         for key, sources in self.borrowed.items():
-            if all(extents.value(*source) == extent for source, extent in sources.items()):
-                continue
-            (tensor, dimension), extent = next(
-                (source, extent) for source, extent in sources.items() if extents.value(*source) != extent
-            )
-            raise _no_range(
-                self.equation,
-                key[1],
-                f"its range would follow from dimension {dimension} of '{tensor}', whose extent "
-                f"({extent}, then {extents.value(tensor, dimension)}) depends on that range",
-            )
+            for (tensor, dimension), used in sources.items():
+                before, after = extents.same(used), extents.value(tensor, dimension)
+                if before != after:
+                    raise _no_range(
+                        self.equation,
+                        key[1],
+                        f"its range would follow from dimension {dimension} of '{tensor}', whose extent "
+                        f"({before}, then {after}) depends on that range",
+                    )
+
+    def agree_on_all(self, extents: Extents) -> None:
+        """In whole-tensor arithmetic the extents of all operands agree, inferred ones too."""
+        if self.equation.is_whole:
+            operands = [use for use in self.uses if use.tensor != self.equation.tensor]
+            self._agree(operands, [key for key in self.known if key not in self.explicit], extents)
 
     def undetermined(self) -> DefinitionError:
         name = self.pending[0][1]
         return _no_range(self.equation, name, "no read in the equation bounds it")
 
-    def resolved(self) -> ir.Equation:
-        return replace_axes(self.equation, self.known)
+    def resolved(self, extents: Extents) -> ir.Equation:
+        return replace_axes(self.equation, {key: extents.axis(axis) for key, axis in self.known.items()})
 
 
-def _agreed(key: Key, uses: Sequence[_Use], extents: Extents, conditions: list[Condition]) -> Affine:
-    """The extent that all dimensions agree on; extents that agree for some sizes only add a condition."""
+def _agreed(equation: ir.Equation, name: str, uses: Sequence[_Use], extents: Extents) -> Affine:
+    """The extent that all dimensions agree on; that they agree is asked of the sizes where it does not show."""
     first, *others = uses
-    extent = extents.value(first.tensor, first.dimension)
     for other in others:
-        difference = extent - extents.value(other.tensor, other.dimension)
+        left, right = (extents.value(use.tensor, use.dimension) for use in (first, other))
+        difference = left - right
         if difference.is_constant and difference.constant != 0:
-            raise _conflict(key[1], first, other, extents)
+            raise _conflict(equation, name, (first, other), (left, right))
         if not difference.is_constant:
-            conditions.append(Compare(difference, "=="))
-    return extent
+            extents.demand(Compare(difference, "=="))
+    return extents.value(first.tensor, first.dimension)
 
 
-def _conflict(name: str, first: _Use, other: _Use, extents: Extents) -> ShapeError:
-    uses = (first, other)
-    values = [extents.value(use.tensor, use.dimension) for use in uses]
+def _conflict(equation: ir.Equation, name: str, uses: tuple[_Use, _Use], extents: tuple[Affine, Affine]) -> ShapeError:
     lines = [
-        f"{use.text}: dimension {use.dimension} of '{use.tensor}' has extent {value}"
-        + (f" ({use.span})" if use.span else "")
-        for use, value in zip(uses, values, strict=True)
+        f"{use.text}: dimension {use.dimension} of '{use.tensor}' has extent {extent}" + place(use.span)
+        for use, extent in zip(uses, extents, strict=True)
     ]
+    tensors = tuple(use.tensor for use in uses)
+    what = f"index '{name}' runs over dimensions of different extents: {extents[0]} and {extents[1]}"
+    fix = f"pass arrays whose extents agree, or give '{name}' its own range with po.index(\"{name}\", extent=...)"
+    if equation.is_whole:
+        what = f"shapes of '{tensors[0]}' and '{tensors[1]}' do not fit together: extents {extents[0]} and {extents[1]}"
+        fix = "pass arrays whose extents agree, or slice one of the tensors"
     return ShapeError(
-        f"index '{name}' runs over dimensions of different extents: {values[0]} and {values[1]}",
-        where=other.span or first.span,
+        what,
+        where=uses[1].span or uses[0].span or equation.span,
         why="\n".join(lines),
-        fix=f"pass arrays whose extents agree, or give '{name}' its own range with po.index(\"{name}\", extent=...)",
+        fix=fix,
         facts={
             "index": name,
-            "tensors": tuple(use.tensor for use in uses),
+            "tensors": tensors,
             "dimensions": tuple(use.dimension for use in uses),
-            "extents": tuple(value.constant if value.is_constant else str(value) for value in values),
+            "extents": tuple(value.constant if value.is_constant else str(value) for value in extents),
         },
     )
 

@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from polyopt.dsl import ir
-from polyopt.dsl.affine import TRUE, Affine, Compare, Condition, axes_of, condition_affines
+from polyopt.dsl.affine import TRUE, Affine, Compare, Condition, axes_of, condition_affines, evaluate, sizes_of
 from polyopt.errors import DefinitionError
+from polyopt.poly.equalities import Equalities
 from polyopt.poly.intervals import extreme, is_nonnegative, tightest
 from polyopt.poly.space import Space, greatest
 
 Ranges = Mapping[tuple[int, str], ir.Axis]
+"""The ranges of an equation's axes, by binder and name (`contexts.Scope`)."""
+
+_LARGE = 1 << 20
+"""Symbolic extents are compared at this size: which of two bounds is meant shows when no size is small."""
 
 
 class Extents:
@@ -23,7 +28,8 @@ class Extents:
         self._definitions = {t.name: program.definitions(t.name) for t in program.tensors if t.shape is None}
         self._inferred: dict[tuple[str, int], Affine] = {}
         self._final: set[tuple[str, int]] = set()
-        self._conditions: list[Condition] = []
+        self._same = Equalities(program.conditions)
+        self._conditions: list[Condition] = list(program.conditions)
 
     def is_fixed(self, tensor: str) -> bool:
         """Whether the extents are given: a parameter's, or by `shape=`."""
@@ -32,16 +38,31 @@ class Extents:
     def get(self, tensor: str, dimension: int, *, final: bool = False) -> Affine | None:
         """The extent as far as it is known (`final`: only if it cannot grow any more)."""
         if tensor in self._fixed:
-            return self._fixed[tensor][dimension]
+            return self._same.apply(self._fixed[tensor][dimension])
         if final and (tensor, dimension) not in self._final:
             return None
-        return self._inferred.get((tensor, dimension))
+        extent = self._inferred.get((tensor, dimension))
+        return None if extent is None else self._same.apply(extent)
 
     def value(self, tensor: str, dimension: int) -> Affine:
         """The extent, known to be known."""
         extent = self.get(tensor, dimension)
         assert extent is not None, f"the extent of dimension {dimension} of {tensor} is not known yet"
         return extent
+
+    def same(self, extent: Affine) -> Affine:
+        """The expression in the sizes that stand for all that are equal."""
+        return self._same.apply(extent)
+
+    def axis(self, axis: ir.Axis) -> ir.Axis:
+        """The range in the sizes that stand for all that are equal."""
+        return self._same.axis(axis)
+
+    def demand(self, condition: Compare) -> None:
+        """Asks the sizes for a condition; of sizes that must be equal one stands for all from now on."""
+        self._conditions.append(condition)
+        if condition.op == "==":
+            self._same.add(condition.left)
 
     def update(self, known: Mapping[str, Ranges]) -> None:
         """Takes in the ranges found so far, by equation."""
@@ -54,14 +75,14 @@ class Extents:
         self, name: str, dimension: int, definitions: Sequence[ir.Equation], known: Mapping[str, Ranges]
     ) -> None:
         ready = [d for d in definitions if _is_ready(d, dimension, known[d.name])]
-        reached = [_reach(d, dimension, known[d.name], self._program.sizes) for d in ready]
+        needs: list[Compare] = []
+        reached = [self._same.apply(_reach(d, dimension, known[d.name], self._program.sizes, needs)) for d in ready]
         if reached:
-            extent, conditions = _greatest_of(name, dimension, reached, ready)
-            self._inferred[name, dimension] = extent
+            self._inferred[name, dimension] = _greatest_of(reached, needs)
         if len(ready) == len(definitions):
             self._final.add((name, dimension))
-            if reached:
-                self._conditions += conditions
+            for need in needs:
+                self.demand(need)
 
     def shape(self, tensor: ir.Tensor) -> tuple[Affine, ...]:
         """The shape. Raises `DefinitionError` for a tensor that nothing defines."""
@@ -71,9 +92,9 @@ class Extents:
             raise _undefined(tensor)
         return tuple(self.value(tensor.name, dimension) for dimension in range(tensor.rank))
 
-    def conditions(self) -> list[Condition]:
-        """What the sizes must fulfil for the inferred shapes to hold."""
-        return self._conditions
+    def conditions(self) -> tuple[Condition, ...]:
+        """What the sizes must fulfil for the extents to hold."""
+        return tuple(dict.fromkeys(self._conditions))
 
 
 def _is_ready(equation: ir.Equation, dimension: int, ranges: Ranges) -> bool:
@@ -96,54 +117,63 @@ def _reach_guard(equation: ir.Equation) -> Condition:
     return TRUE if equation.is_accumulation else equation.guard
 
 
-def _reach(equation: ir.Equation, dimension: int, ranges: Ranges, sizes: tuple[str, ...]) -> Affine:
+def _reach(
+    equation: ir.Equation, dimension: int, ranges: Ranges, sizes: tuple[str, ...], needs: list[Compare]
+) -> Affine:
     """One more than the greatest value of the subscript; not below 0 where that shows."""
     subscript = equation.subscripts[dimension]
     assert isinstance(subscript, Affine), "a data subscript has a given extent"
-    names = _involved(equation, subscript)
-    axes = {name: ranges[0, name] for name in names}
-    if _reach_guard(equation) == TRUE:
-        last = extreme(subscript, axes, largest=True)
-        if last is not None:
-            return _not_negative(last + 1)
-    space = Space("", tuple(names), sizes)
-    domain = space.box(list(axes.values())).intersect(space.condition(_reach_guard(equation)))
-    values = domain.apply(space.access("", [subscript]))
-    if values.is_empty():
-        return Affine(0)
-    last = greatest(values, 0)
+    axes = {name: ranges[0, name] for name in _involved(equation, subscript)}
+    guard = _reach_guard(equation)
+    last = extreme(subscript, axes, largest=True) if guard == TRUE else None
     if last is None:
-        raise _no_extent(equation.tensor, dimension, equation, f"the greatest element has no affine index: {values}")
-    return _not_negative(last + 1)
+        space = Space("", tuple(axes), sizes)
+        domain = space.box(list(axes.values())).intersect(space.condition(guard))
+        values = domain.apply(space.access("", [subscript]))
+        if values.is_empty():
+            return Affine(0)
+        last = greatest(values, 0)
+    if last is None and guard != TRUE:  # the guard makes it the smaller of two bounds; the box without it is affine
+        last = extreme(subscript, axes, largest=True)
+    if last is None:
+        single = {name: _with_one_bound(axis, needs) for name, axis in axes.items()}
+        last = extreme(subscript, single, largest=True)
+    if last is None:
+        raise _no_extent(equation, dimension, f"the greatest value of '{subscript}' depends on which size is larger")
+    return Affine(max(last.constant + 1, 0)) if last.is_constant else last + 1
 
 
-def _not_negative(extent: Affine) -> Affine:
-    return Affine(max(extent.constant, 0)) if extent.is_constant else extent
+def _with_one_bound(axis: ir.Axis, needs: list[Compare]) -> ir.Axis:
+    """The range by the bounds that are tightest for large sizes; that they are is asked of the sizes."""
+    lower = _chosen(axis.lower, needs)
+    upper = -_chosen([-bound for bound in axis.upper], needs)
+    return ir.Axis(axis.name, (lower,), (upper,))
 
 
-def _greatest_of(
-    name: str, dimension: int, reached: Sequence[Affine], definitions: Sequence[ir.Equation]
-) -> tuple[Affine, list[Condition]]:
-    """The greatest extent, and the conditions on sizes under which it is the greatest and not negative."""
+def _greatest_of(reached: Sequence[Affine], needs: list[Compare]) -> Affine:
+    """The greatest of several extents; with symbolic sizes it may ask that it is, and that it is not negative."""
     candidates = tightest(reached, largest=True)
-    conditions: list[Condition] = []
-    for candidate in candidates:
-        differences = [candidate - other for other in candidates if other != candidate]
-        if all(_grows(difference) for difference in differences):
-            conditions += [Compare(difference, ">=") for difference in differences]
-            if not any(is_nonnegative(one) for one in candidates):
-                conditions.append(Compare(candidate, ">="))
-            return candidate, conditions
-    shown = " or ".join(str(candidate) for candidate in candidates)
-    raise _no_extent(name, dimension, definitions[-1], f"its extent is {shown}, whichever is larger")
+    if not any(is_nonnegative(one) for one in candidates):
+        needs.append(Compare(candidates[0], ">="))
+    return _chosen(candidates, needs)
 
 
-def _grows(difference: Affine) -> bool:
-    """Whether an expression of sizes is at least 0 once the sizes are large enough."""
-    return is_nonnegative(difference - difference.constant)
+def _chosen(candidates: Sequence[Affine], needs: list[Compare]) -> Affine:
+    """The expression that is greatest for large equal sizes; the others must not exceed it, or equal it if they tie."""
+    values = [_at_large_sizes(candidate) for candidate in candidates]
+    chosen = candidates[values.index(max(values))]
+    for candidate, value in zip(candidates, values, strict=True):
+        if candidate != chosen:
+            needs.append(Compare(chosen - candidate, "==" if value == max(values) else ">="))
+    return chosen
 
 
-def _no_extent(tensor: str, dimension: int, equation: ir.Equation, reason: str) -> DefinitionError:
+def _at_large_sizes(expression: Affine) -> int:
+    return int(evaluate(expression, {}, dict.fromkeys(sizes_of(expression), _LARGE)))
+
+
+def _no_extent(equation: ir.Equation, dimension: int, reason: str) -> DefinitionError:
+    tensor = equation.tensor
     return DefinitionError(
         f"the extent of dimension {dimension} of '{tensor}' is not an affine expression of sizes",
         where=equation.span,

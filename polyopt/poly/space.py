@@ -49,6 +49,9 @@ def isl_errors(what: str, *operands: object) -> Iterator[None]:
         raise ScheduleError(f"the polyhedral library failed to {what}", why=shown) from error
 
 
+_MOST_PIECES = 24
+"""Of a piecewise bound that is looked at: one with more is not a minimum of a few expressions."""
+
 OPERATIONS = 400_000
 """Of isl's, that one expensive call may take: a second or so."""
 
@@ -375,8 +378,20 @@ def greatest(domain: isl.Set, position: int) -> Affine | None:
 
 
 def _as_affines(bound: isl.PwAff, *, largest: bool) -> tuple[Affine, ...] | None:
-    """Expressions whose smallest value (largest, for a lower bound) is the piecewise `bound`, as few as suffice."""
-    bound = bound.coalesce()
+    """Expressions whose smallest value (largest, for a lower bound) is the piecewise `bound`, as few as suffice.
+
+    None where there are none, or where finding out takes too long.
+    """
+    if bound.n_piece() > _MOST_PIECES:
+        return None
+    try:
+        with operation_budget():
+            return _expressions(bound.coalesce(), largest=largest)
+    except isl.Error:
+        return None
+
+
+def _expressions(bound: isl.PwAff, *, largest: bool) -> tuple[Affine, ...] | None:
     domain = bound.domain()
     combine = isl.PwAff.min if largest else isl.PwAff.max
     pieces = list(dict.fromkeys(affine_from_aff(piece) for _, piece in bound.get_pieces()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from polyopt.dsl import affine, ir
@@ -103,12 +104,7 @@ def tensor(
 
 def program(tensors: Sequence[ir.Tensor], equations: Sequence[ir.Equation], sizes: Sequence[str] = ()) -> ir.Program:
     """A program of these; equations are numbered, inputs and outputs taken in order."""
-    named = tuple(
-        ir.Equation(
-            f"{e.tensor}_{n}", e.tensor, e.axes, e.subscripts, e.value, e.guard, e.reducer, e.reduce_axes, e.span
-        )
-        for n, e in enumerate(equations)
-    )
+    named = tuple(replace(e, name=f"{e.tensor}_{number}") for number, e in enumerate(equations))
     inputs = tuple(t.name for t in tensors if t.role == "input")
     outputs = tuple(t.name for t in tensors if t.role == "output")
     return ir.Program("kernel", tuple(sizes), tuple(tensors), named, inputs, outputs)

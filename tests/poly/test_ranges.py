@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -294,6 +295,29 @@ def test_inferred_extents_do_not_conflict() -> None:
     assert shape(resolved, "y") == ("4",)
 
 
+def test_in_whole_tensor_arithmetic_inferred_extents_must_agree() -> None:
+    def sum_of(first: int, second: int) -> ir.Program:
+        whole = replace(equation("y", [i], add(read("u", i), read("v", i)), axes=[axis("i")]), is_whole=True)
+        equations = [
+            equation("u", [i], read("x", i), axes=[axis("i", 0, first)]),
+            equation("v", [i], read("x", i), axes=[axis("i", 0, second)]),
+            whole,
+        ]
+        return program([tensor("x", 9), local("u", 1), local("v", 1), output("y", 1)], equations)
+
+    assert shape(resolve(sum_of(4, 4)), "y") == ("4",)
+    with pytest.raises(ShapeError, match="do not fit together: extents 6 and 4"):
+        resolve(sum_of(6, 4))
+
+
+def test_in_whole_tensor_arithmetic_an_inferred_extent_must_agree_with_a_parameter() -> None:
+    whole = replace(equation("y", [i], add(read("x", i), read("u", i)), axes=[axis("i")]), is_whole=True)
+    equations = [equation("u", [i], read("z", i), axes=[axis("i")]), whole]
+    tensors = [tensor("x", 3), tensor("z", "N"), local("u", 1), output("y", 1)]
+    resolved = resolve(program(tensors, equations, sizes="N"))
+    assert resolved.conditions == (Compare(Affine(3) - N, "=="),)
+
+
 def test_an_index_that_its_own_extent_would_move_stays_undetermined() -> None:
     equations = [
         equation("y", [0], ZERO, axes=[]),
@@ -336,14 +360,46 @@ def test_an_empty_axis_keeps_the_other_extents() -> None:
     assert shape(resolve(program([tensor("x", 0, 5), output("y", 2)], equations)), "y") == ("0", "3")
 
 
-def test_a_symbolic_extent_that_is_not_affine_asks_for_a_shape() -> None:
+def test_two_sizes_that_could_each_be_the_extent_must_be_equal() -> None:
     equations = [
         equation("y", [i], ZERO, axes=[axis("i", 0, "M")]),
         equation("y", [i], ZERO, axes=[axis("i", 0, "N")], accumulate=True),
     ]
+    resolved = resolve(program([output("y", 1)], equations, sizes="MN"))
+    assert (shape(resolved, "y"), resolved.conditions) == (("M",), (Compare(M - N, "=="),))
+
+
+def test_an_extent_between_bounds_is_the_one_of_large_sizes_where_the_sizes_agree() -> None:
+    half = where(lt(i, 5), read("x", i * 2), ZERO)
+    resolved = resolve(one_index(half, tensor("x", "N"), sizes="N"))
+    assert shape(resolved, "y") == ("5",)
+    assert [n for n in range(12) if all(affine.holds(c, {}, {"N": n}) for c in resolved.conditions)] == [9, 10, 11]
+
+
+def test_a_symbolic_extent_that_is_not_affine_asks_for_a_shape() -> None:
+    hidden = Or((lt(i, M // 3), And((lt(i, N), eq(i % 2, 0)))))
     with pytest.raises(DefinitionError, match="not an affine expression") as raised:
-        resolve(program([output("y", 1)], equations, sizes="MN"))
+        resolve(
+            program(
+                [local("y", 1)],
+                [equation("y", [(i * 3) % 5 + i], ZERO, axes=[axis("i", 0, M)], guard=hidden)],
+                sizes="MN",
+            )
+        )
     assert "shape=" in raised.value.fix
+
+
+def test_one_of_equal_sizes_stands_for_all() -> None:
+    equations = [
+        equation("u", [i], add(read("x", i), read("z", i)), axes=[axis("i")]),
+        equation("v", [i], read("z", i), axes=[axis("i")]),
+        equation("y", [i], add(read("u", i), read("v", i)), axes=[axis("i")]),
+    ]
+    tensors = [tensor("x", "M"), tensor("z", "N"), local("u", 1), local("v", 1), output("y", 1)]
+    resolved = resolve(program(tensors, equations, sizes="MN"))
+    assert resolved.conditions == (Compare(M - N, "=="),)
+    assert {shape(resolved, name) for name in "uvy"} == {("M",)}
+    assert shape(resolved, "z") == ("N",)
 
 
 def test_the_larger_of_two_extents_becomes_a_condition() -> None:
