@@ -30,6 +30,7 @@ from polyopt.runtime.fastcall import Entries, Quick
 from polyopt.runtime.glance import Glance
 from polyopt.runtime.kernel import Kernel
 from polyopt.target import Target
+from polyopt.text import fragment
 
 if TYPE_CHECKING:
     from polyopt.pipeline import Lowering
@@ -311,6 +312,10 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<op {self.signature}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the signature and the equations."""
+        return fragment(self.signature.name, str(self))
 
     def __reduce__(self) -> str:
         """Pickled by name, as a function is."""

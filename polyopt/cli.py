@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import os
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from polyopt import cache, measure, text
+from polyopt import cache, export, measure, text
 from polyopt.api import Op
 from polyopt.dsl.text import program_text
 from polyopt.errors import ArgumentError, PolyoptError
@@ -386,8 +385,7 @@ def _processor_rows() -> Iterator[tuple[str, str]]:
 
 
 def _tool_rows() -> Iterator[tuple[str, str]]:
-    compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
-    yield "C compiler", compiler or "none: lowered.save(...) writes an object file instead of a library"
+    yield "C compiler", export.c_compiler() or "none: lowered.save(...) writes an object file instead of a library"
     yield "CUDA", _cuda_state()
     yield from ((f"cache {name}", value) for name, value in _cache_rows(cache.info()))
     yield from _changed_settings().items()

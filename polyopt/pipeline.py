@@ -9,17 +9,20 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import islpy as isl
 
+from polyopt import export
 from polyopt import report as reports
 from polyopt import target as targets
-from polyopt.codegen_c import emit, mapping
+from polyopt import text as texts
+from polyopt.codegen_c import c_entry, emit, mapping
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
-from polyopt.fusion import attach, rewrite
+from polyopt.fusion import attach, pack, rewrite
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
 from polyopt.loops import lower as loops_lower
@@ -91,6 +94,15 @@ def build(program: ir.Program, options: Options) -> Built:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Copies:
+    """What tiles compute or copy for themselves. result: the scop with these statements in it."""
+
+    windows: attach.AttachPlan
+    panels: pack.PackPlan
+    result: attach.Attached
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Decided:
     """What follows from fusion. fallback: why the plans were given up for the plain order; empty as a rule."""
 
@@ -115,15 +127,20 @@ class Lowering:
         return rewrite.rewrite(self.program, numerics=self.options.numerics)
 
     @cached_property
-    def _attached(self) -> attach.Attached:
+    def _copies(self) -> Copies:
+        """Producers that tiles compute anew, and operands that tiles copy."""
         scop = extract.extract(self.rewritten)
         dependences = dependence.compute(scop, strict=self.options.numerics == "strict")
-        return attach.apply(scop, attach.decide(scop, dependences, cache_bytes=self.options.target.l2_bytes // 2))
+        l2_bytes = self.options.target.l2_bytes
+        windows = attach.decide(scop, dependences, cache_bytes=l2_bytes // 2)
+        attached = attach.apply(scop, windows)
+        panels = pack.decide(attached.scop, dependences, cache_bytes=l2_bytes)
+        return Copies(windows, panels, pack.apply(attached, dependences, panels))
 
     @property
     def scop(self) -> Scop:
         """Statements with domains and access relations; producers that tiles recompute have tile axes."""
-        return self._attached.scop
+        return self._copies.result.scop
 
     @property
     def domains(self) -> isl.UnionSet:
@@ -153,7 +170,9 @@ class Lowering:
     def fusion(self) -> FusionPlan:
         """Which statements share which loops, and why."""
         try:
-            plan = fusion_decide.decide(self.scop, self.dependences, self._attached.rows)
+            plan = fusion_decide.decide(self.scop, self.dependences, self._copies.result.rows)
+        copies = (*self._copies.windows.attachments, *self._copies.panels.packings)
+        plan = replace(plan, copies=tuple(str(copy) for copy in copies))
         except DefinitionError:
             self._refuse_cycles()
             raise
@@ -270,6 +289,18 @@ class Lowering:
             case _:
                 raise ArgumentError(f"there is no source of kind '{kind}'", fix="one of c, llvm, asm")
 
+    def save(self, name: str | Path) -> export.Saved:
+        """Write the kernel for programs without Python: `name.h`, `name.c`, and `name.so`.
+
+        The library has one function, `int64_t op(const float *x, ..., int64_t N, ...)`, which the header describes; it
+        is the kernel's own machine code. Where there is no C compiler, `name.o` takes the library's place.
+        Raises `ArgumentError` where the files cannot be written, and `CompileError` where the compiler fails.
+        """
+        text = c_entry.with_c_entry(self.loops, self.module)
+        conditions = [condition_text(condition) for condition in self.program.conditions]
+        target = self.options.target
+        return export.save(name, self.loops, lambda: jit.compile_object(text, target), target, conditions)
+
     def report(self) -> reports.Report:
         """Flops, bytes, what was fused and why, tiles, storage and the proof."""
         return reports.make(self)
@@ -303,6 +334,10 @@ class Lowering:
 
     def __str__(self) -> str:
         return str(self.loops)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the loops, which fold."""
+        return texts.fragment(self.program.name, str(self.loops))
 
 
 def _as_extent(amount: int | Expr) -> extent.Extent:

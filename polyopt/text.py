@@ -114,18 +114,29 @@ def html_page(title: str, body: str) -> str:
     return _PAGE.format(title=html.escape(title), body=body)
 
 
+def fragment(title: str, text: str) -> str:
+    """A piece of HTML for a page that is already there, such as a notebook: the text of a stage, which folds."""
+    body = "\n".join(_html_entries(outline(text), _INLINE_STYLE))
+    return f'<div style="{_FONT}"><b>{html.escape(title)}</b>\n{body}\n</div>'
+
+
+_FONT = "font: 14px/1.5 ui-monospace, monospace"
+_INLINE_STYLE = ' style="margin: 0 0 0 1.5em; white-space: pre-wrap"'
+
+
 def _as_html(stage: str, text: str) -> str:
     return html_page(stage, "\n".join(_html_entries(outline(text))))
 
 
-def _html_entries(entries: Iterable[Entry]) -> Iterator[str]:
+def _html_entries(entries: Iterable[Entry], style: str = "") -> Iterator[str]:
+    """style: an attribute for each element, with a blank before it"""
     for entry in entries:
         label = html.escape(entry.text)
         if not entry.children:
-            yield f"<p>{label}</p>"
+            yield f"<p{style}>{label}</p>"
             continue
-        yield f"<details open><summary>{label}</summary>"
-        yield from _html_entries(entry.children)
+        yield f"<details open{style}><summary>{label}</summary>"
+        yield from _html_entries(entry.children, style)
         yield "</details>"
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyopt.text import FORMATS, Entry, outline, render
+from polyopt.text import FORMATS, Entry, fragment, outline, render
 
 NEST = 'parallel for i in range(8):\n    y[i] = 0\n    for k in range(4):\n        y[i] += x[i, k] < "a" & b\n'
 
@@ -71,3 +71,11 @@ def test_html_is_well_formed_and_escaped() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_an_empty_text_has_every_format(form: str) -> None:
     assert isinstance(render("fusion", "", form), str)  # type: ignore[arg-type]  # a member of FORMATS
+
+
+def test_a_fragment_for_a_notebook_folds_and_is_escaped() -> None:
+    piece = fragment("a < b", NEST)
+    assert piece.startswith("<div") and "<html" not in piece
+    assert "<b>a &lt; b</b>" in piece
+    assert piece.count("<details open") == piece.count("</details>") == 2
+    assert "&lt; &quot;a&quot; &amp; b" in piece

@@ -3,14 +3,14 @@
     int64_t name(const float *x, float *out, int64_t N);
 
 It returns 0, or n > 0 if run-time check n - 1 failed (results are then not to be used), or -1 if memory ran out.
-Compile with `-std=c11 -lm`; add `-fopenmp` for a text printed with OpenMP. Loops that may run in parallel or in
-vector lanes say so in a comment.
+Compile with `-std=c11 -lm`, for strict numerics also with `-ffp-contract=off`; add `-fopenmp` for threads in a text
+printed with OpenMP. Loops that may run in parallel or in vector lanes say so in a comment.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from polyopt.codegen_c import c_helpers
@@ -40,18 +40,38 @@ abs calloc cos div erf error exp fma fmod free gamma index isinf isnan j0 j1 jn 
 tan y0 y1 yn I NAN INFINITY
 """
 """Names that an argument or loop must not take: C's own, the library's, and this printer's."""
+_EXTERNAL = """
+acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cosh erfc exp2 expm1 fabs fdim floor fmax fmin frexp hypot
+ilogb ldexp lgamma llrint llround log10 log1p log2 logb lrint lround modf nan nearbyint nextafter nexttoward remainder
+remquo round scalbln scalbn sinh tanh tgamma trunc fpclassify isfinite isgreater isless isnormal isunordered signbit
+abort atexit atof atoi atol atoll bsearch exit getenv labs ldiv llabs lldiv mblen mbtowc qsort rand realloc srand
+strtod strtof strtol strtoul system wctomb memchr memcmp memmove memset strcat strchr strcmp strcoll strcpy strcspn
+strerror strlen strncat strncmp strncpy strpbrk strrchr strspn strstr strtok strxfrm index rindex random main
+drem exp10 gamma_r pow10 scalb significand clearenv mktemp putenv setenv select
+"""
+"""More names that a function must not take: the external ones of the headers that the text includes, and `main`."""
 
 
 def as_c(program: LoopProgram, *, openmp: bool = False) -> str:
     """The program as the text of a C file.
 
-    openmp: put `#pragma omp parallel for` on parallel loops
+    openmp: put `#pragma omp parallel for` on parallel loops, for compilers with OpenMP
     """
     return _Printer(program, openmp).file()
 
 
-def as_c_header(program: LoopProgram) -> str:
-    """The declaration of the function, as the text of a C header."""
+def symbol_of(program: LoopProgram) -> str:
+    """The name of the C function."""
+    name = identifier(program.name)
+    taken = {*_RESERVED.split(), *_EXTERNAL.split()}
+    return f"{name}_" if name in taken or name.removesuffix("f") in taken or name.removesuffix("l") in taken else name
+
+
+def as_c_header(program: LoopProgram, *, conditions: Sequence[str] = ()) -> str:
+    """The declaration of the function, as the text of a C header.
+
+    conditions: on the sizes, which callers must meet
+    """
     printer = _Printer(program, False)
     guard = f"{printer.symbol.upper()}_H"
     lines = [
@@ -64,7 +84,7 @@ def as_c_header(program: LoopProgram) -> str:
         'extern "C" {',
         "#endif",
         "",
-        *printer.description(),
+        *printer.description(conditions),
         f"{printer.signature()};",
         "",
         "#ifdef __cplusplus",
@@ -89,12 +109,12 @@ class _Printer:
         self._x = CExpressions(self._names, self._buffers)
         self._reducers: list[Reducer] = []
         self._written = {inner.buffer for inner in walk(program.body) if isinstance(inner, Store)}
-        self.symbol = identifier(program.name)
+        self.symbol = symbol_of(program)
 
     def _c_names(self) -> dict[str, str]:
         loops = [inner.var for inner in walk(self._program.body) if isinstance(inner, For)]
         names: dict[str, str] = {}
-        taken = set(_RESERVED.split()) | {identifier(self._program.name)}
+        taken = set(_RESERVED.split()) | {symbol_of(self._program)}
         for name in dict.fromkeys([*self._buffers, *self._program.sizes, *loops]):
             candidate = identifier(name)
             while candidate in taken:
@@ -113,7 +133,7 @@ class _Printer:
         parts = ["\n".join(includes), helpers, combines, "\n".join(self.description()) + "\n" + body]
         return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
 
-    def description(self) -> list[str]:
+    def description(self, conditions: Sequence[str] = ()) -> list[str]:
         """A comment that says what the arguments are."""
         lines = [f"/* {self._program.name}"]
         for buffer in self._program.arguments:
@@ -123,6 +143,7 @@ class _Printer:
             lines.append(f"   {self._names[buffer.name]}: {role}, {buffer.dtype}{shape}{layout}")
         for number, site in enumerate(self._program.sites):
             lines.append(f"   check {number}: dimension {site.dimension} of {site.array}")
+        lines.extend(f"   requires {condition}" for condition in conditions)
         lines.append("   Returns 0; n > 0: check n - 1 found a subscript out of range; -1: out of memory. */")
         return lines
 
@@ -190,7 +211,7 @@ class _Printer:
         step = f"{var}++" if loop.step == 1 else f"{var} += {loop.step}"
         notes = [note for note in ("" if loop.kind == "serial" else loop.kind, loop.axis) if note and note != loop.var]
         if loop.kind == "parallel" and self._openmp:
-            yield "#pragma omp parallel for"
+            yield from ("#ifdef _OPENMP", "#pragma omp parallel for", "#endif")
         comment = f" /* {': '.join(notes)} */" if notes else ""
         yield f"for (int64_t {var} = {lower}; {var} < {upper}; {step}) {{{comment}"
         yield from _indented(self._statement(loop.body))
