@@ -55,7 +55,7 @@ bench: $(READY)  ## run times of the examples beside NumPy
 	$(BIN)/python benchmarks/run.py
 
 bench-compile: $(READY)  ## compile, cache, import and call times
-	$(BIN)/python benchmarks/compile_time.py
+	$(BIN)/python benchmarks/compile_time.py --json benchmarks/results/compile_time.jsonl
 
 docs: $(READY)  ## rewrite the command outputs that README and docs show
 	$(BIN)/python docs/refresh.py

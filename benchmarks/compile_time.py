@@ -1,7 +1,7 @@
 """What a user waits for besides the kernel itself: import, compile, load from the disk cache, a warm call.
 
 `make bench-compile` runs it. Each compile is in a process of its own with a cache folder of its own: first cold, then
-from the disk cache that the first process filled.
+from the disk cache that the first process filled. `--json` appends a line with commit and machine.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
 
 IMPORT_CODE = """
 import time, numpy
@@ -71,21 +73,29 @@ def measured(code: str, *arguments: str, cache_dir: str) -> float:
     return float(run.stdout)
 
 
+def commit() -> str:
+    run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return run.stdout.strip()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="append the figures to this file, one line a run")
     options = parser.parse_args()
     figures: dict[str, float] = {}
     print(f"{'example':<20}{'cold ms':>10}{'cached ms':>12}")
-    cold, cached = [], []
+    examples: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         figures["import_ms"] = min(measured(IMPORT_CODE, cache_dir=folder) for _ in range(5))
         figures["call_us"] = measured(CALL_CODE, cache_dir=folder)
         for script in sorted(EXAMPLES.glob("*.py")):
-            cold.append(measured(COMPILE_CODE, str(script), cache_dir=folder))
-            cached.append(min(measured(COMPILE_CODE, str(script), cache_dir=folder) for _ in range(3)))
-            print(f"{script.stem:<20}{cold[-1]:>10.0f}{cached[-1]:>12.1f}")
-    figures |= {"cold_median_ms": statistics.median(cold), "cold_most_ms": max(cold), "cached_most_ms": max(cached)}
+            cold = measured(COMPILE_CODE, str(script), cache_dir=folder)
+            cached = min(measured(COMPILE_CODE, str(script), cache_dir=folder) for _ in range(3))
+            examples[script.stem] = {"cold_ms": cold, "cached_ms": cached}
+            print(f"{script.stem:<20}{cold:>10.0f}{cached:>12.1f}")
+    colds = [example["cold_ms"] for example in examples.values()]
+    figures |= {"cold_median_ms": statistics.median(colds), "cold_most_ms": max(colds)}
+    figures["cached_most_ms"] = max(example["cached_ms"] for example in examples.values())
     limits = {
         "cold_median_ms": COLD_MEDIAN_MS,
         "cold_most_ms": COLD_MOST_MS,
@@ -98,8 +108,11 @@ def main() -> None:
         verdict = "ok" if figures[name] <= limit else "over"
         print(f"{name:<20}{figures[name]:>10.1f}   at most {limit:g}   {verdict}")
     if options.json:
+        machine = platform.processor() or platform.machine()
+        line = {"commit": commit(), "machine": machine, "time": time.time(), **figures, "examples": examples}
+        options.json.parent.mkdir(exist_ok=True)
         with options.json.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": time.time(), **figures}) + "\n")
+            file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":
