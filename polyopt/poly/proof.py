@@ -20,6 +20,8 @@ from polyopt.poly.space import Point, Space, condition_from_set, isl_errors, ope
 Refutation = Callable[[Point], PolyoptError]
 """Makes the error that a counterexample deserves."""
 
+_MOST_CASES = 2
+
 _ORDINARY = 2
 """A claim that fails whenever all sizes are at least this is an error, not a condition on the sizes."""
 
@@ -56,14 +58,35 @@ class Proof:
             holds = self._assumed.subtract(counterexamples.params())
             ordinary = self._of_sizes(self._at_least(_ORDINARY))
             if not holds.intersect(ordinary).is_empty():
-                self.conditions.append(condition_from_set(holds.gist(self._assumed)))
-                self._assumed = holds.coalesce()
+                needed = self._simplest(holds)
+                self.conditions.append(condition_from_set(needed))
+                self._assumed = self._assumed.intersect(needed).coalesce()
                 return
             usual = counterexamples.intersect_params(ordinary)
             counterexamples = counterexamples if usual.is_empty() else usual
         point = sample_point(counterexamples)
         assert point is not None, "a set that is not empty has a point"
         raise error(point)
+
+    def _simplest(self, holds: isl.Set) -> isl.Set:
+        """What to ask of the sizes so that they lie in `holds`, beyond what is assumed.
+
+        Of an empty tensor a claim may hold for no other reason than that. Where a condition has more than
+        `_MOST_CASES` cases, such ones are left out if that makes it a plain one.
+        """
+        exact = holds.gist(self._assumed).coalesce()
+        if exact.n_basic_set() <= _MOST_CASES:
+            return exact
+        positive = self._of_sizes(self._at_least(1))
+        plain = holds.intersect(positive).gist(self._assumed.intersect(positive)).coalesce()
+        wrong = self._assumed.intersect(plain).subtract(holds)
+        if wrong.is_empty():
+            return plain
+        nonzero = {name: self._of_sizes(Compare(size(name) - 1, ">=")) for name in self.sizes}
+        for name in self.sizes:
+            if wrong.is_disjoint(nonzero[name]):
+                return plain.intersect(nonzero[name])
+        return exact
 
     def _at_least(self, value: int) -> Condition:
         return conjunction(*(Compare(size(name) - value, ">=") for name in self.sizes))

@@ -305,6 +305,29 @@ def test_a_maximum_over_a_symbolic_size_becomes_a_condition() -> None:
         assert bool(affine.holds(condition, {}, {"M": m, "N": n})) == (m == 0 or n > 0)
 
 
+def test_conditions_stay_plain_when_many_sizes_meet() -> None:
+    names = [f"{tensor}{dimension}" for tensor in "ABC" for dimension in range(3)]
+    sizes = {name: affine.size(name) for name in names}
+
+    def shaped(name: str) -> ir.Tensor:
+        return ir.Tensor(name, MAX.dtype, tuple(sizes[f"{name.upper()}{d}"] for d in range(3)), "input", 3)
+
+    equations = [
+        equation("u", [i, j, k], add(read("a", i, j, k), read("b", i, j, k)), axes=[axis(n) for n in "ijk"]),
+        equation("y", [i, j], reduce(MAX, read("u", i, j, k), axis("k")), axes=[axis("i"), axis("j")]),
+        equation("z", [i, j, k], add(read("c", i, j, k), read("y", i, j)), axes=[axis(n) for n in "ijk"]),
+    ]
+    tensors = [*map(shaped, "abc"), local("u", 3), output("y", 2), output("z", 3)]
+    resolved = resolve(program(tensors, equations, sizes=names))
+    plain = [condition for condition in resolved.conditions if isinstance(condition, Compare)]
+    assert plain == [
+        *(Compare(sizes[f"A{d}"] - sizes[f"B{d}"], "==") for d in range(3)),
+        Compare(sizes["A2"] - 1, ">="),
+        *(Compare(sizes[f"A{d}"] - sizes[f"C{d}"], ">=") for d in range(2)),
+    ]
+    assert len(plain) == len(resolved.conditions)
+
+
 def test_an_element_that_depends_on_itself_is_named() -> None:
     with pytest.raises(DefinitionError, match=r"y\[0\] depends on itself"):
         resolve(one(add(read("y", i), read("x", i)), tensor("x", 4)))
