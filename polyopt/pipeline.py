@@ -171,11 +171,11 @@ class Lowering:
         """Which statements share which loops, and why."""
         try:
             plan = fusion_decide.decide(self.scop, self.dependences, self._copies.result.rows)
-        copies = (*self._copies.windows.attachments, *self._copies.panels.packings)
-        plan = replace(plan, copies=tuple(str(copy) for copy in copies))
         except DefinitionError:
             self._refuse_cycles()
             raise
+        copies = (*self._copies.windows.attachments, *self._copies.panels.packings)
+        plan = replace(plan, copies=tuple(str(copy) for copy in copies))
         for decision in plan.decisions:
             _STAGE_LOGS["fusion"].info("%s: %s", self.program.name, decision)
         return plan

@@ -106,7 +106,7 @@ def make(stages: Stages) -> Report:
         bytes=sum(_bytes(array) for array in arguments),
         temporary_bytes=stages.info.shared_bytes,
         private_bytes=stages.info.private_bytes,
-        fusion="\n".join(str(d) for d in stages.fusion.decisions) or "nothing to fuse",
+        fusion="\n".join([*stages.fusion.copies, *map(str, stages.fusion.decisions)]) or "nothing to fuse",
         tiling=str(stages.tiling),
         mapping=str(stages.mapping),
         storage=str(stages.storage),

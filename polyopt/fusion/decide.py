@@ -209,7 +209,7 @@ class _Fuser:
         self, producer: _Group, consumer: _Group, between: Sequence[Dependence], remaining: Remaining
     ) -> str:
         """Why sharing a loop would cost more than it saves; empty where it pays."""
-        if self.only_starts(producer, between):
+        if self.only_starts(producer, between) or self.next_is_a_tile(producer, consumer, remaining):
             return ""
         if any(self.is_open_contraction(name, remaining) for name in consumer.statements):
             return "the consumer's register tile would lose its reuse"
@@ -219,6 +219,12 @@ class _Fuser:
                 if any(self.open_free(other, remaining) != free for other in consumer.statements):
                     return "the producer's register tile would lose its reuse"
         return ""
+
+    def next_is_a_tile(self, producer: _Group, consumer: _Group, remaining: Remaining) -> bool:
+        """Whether the loop to be shared goes over tiles, which leaves the points inside to the register tile."""
+        following = {remaining[name][0] for name in (*producer.statements, *consumer.statements)}
+        tiled = any(self.tiles.get(name) for name in consumer.statements)
+        return tiled and len(following) == 1 and all(following & set(self.tiles.get(n, following)) for n in remaining)
 
     def is_open_contraction(self, name: str, remaining: Remaining) -> bool:
         """Whether a contraction still has its reduction and at least one reused axis ahead."""

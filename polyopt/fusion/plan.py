@@ -29,13 +29,19 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class FusionPlan:
-    """The loop tree before tiling and the decisions behind it."""
+    """The loop tree before tiling and the decisions behind it.
+
+    copies: what tiles compute anew or copy for themselves, a sentence each
+    """
 
     tree: Tree
     decisions: tuple[Decision, ...]
+    copies: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [tree_text(self.tree)]
+        if self.copies:
+            lines += ["", *self.copies]
         if self.decisions:
             lines += ["", *(str(decision) for decision in self.decisions)]
         return "\n".join(lines)

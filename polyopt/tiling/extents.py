@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import islpy as isl
 
-from polyopt.dsl.affine import Affine, AxisRef
+from polyopt.dsl.affine import Affine, AxisRef, FloorDiv
 from polyopt.poly.scop import Scop
 
 ASSUMED = 512
@@ -42,6 +42,8 @@ class Extents:
         for atom, coefficient in row.terms:
             if isinstance(atom, AxisRef):
                 total += abs(coefficient) * self.axis(statement, atom.name)
+            elif isinstance(atom, FloorDiv):
+                total += -(-self.row(statement, atom.numerator) // atom.divisor)
         return max(total, 1)
 
     def instances(self, statement: str) -> int:
