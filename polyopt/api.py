@@ -254,12 +254,16 @@ class Op:
         numerics="strict": in the op's own dtypes, sums in index order, as a strict kernel computes them
         """
         from polyopt import reference
+        from polyopt.codegen_c.vmath.numpy import forms
 
         given = arguments.bind(self.signature, args, kwargs)
         traced = self._traced(given)
         sizes = solve_sizes(self.signature, traced.program, given.shapes)
         program = compilation.resolve(specialise(traced.program, sizes))
-        values = reference.evaluate(program, given.arrays, precision="strict" if numerics == "strict" else "f64")
+        if numerics == "strict":
+            values = reference.evaluate(program, given.arrays, precision="strict", functions=forms())
+        else:
+            values = reference.evaluate(program, given.arrays)
         return traced.structure.rebuild([values[name] for name in program.results])
 
     def on(self, target: str | Target) -> Op:

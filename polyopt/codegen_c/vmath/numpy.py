@@ -7,6 +7,7 @@ f32 and rounded once. NumPy has no fused multiply-add; `fused` emulates it exact
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,11 @@ def call(name: str, *operands: Any) -> Array:
     with np.errstate(all="ignore"):
         result: Array = FUNCTIONS[name].body(builder, *inputs)
         return result.astype(dtype).reshape(arrays[0].shape)
+
+
+def forms() -> dict[str, Callable[..., Array]]:
+    """All functions, by name."""
+    return {name: partial(call, name) for name in FUNCTIONS}
 
 
 class NumpyBuilder:
