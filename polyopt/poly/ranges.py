@@ -24,7 +24,8 @@ from polyopt.dsl.affine import (
 )
 from polyopt.errors import DefinitionError, ShapeError, Span
 from polyopt.poly import checks
-from polyopt.poly.contexts import element_text, equation_scope, read_contexts, reduce_contexts, replace_axes
+from polyopt.poly.contexts import element_text, read_contexts, reduce_contexts, replace_axes
+from polyopt.poly.coverage import reach
 from polyopt.poly.intervals import as_range, is_within, narrowed, window
 from polyopt.poly.projection import largest_interval
 from polyopt.poly.proof import place
@@ -88,7 +89,7 @@ class _Use:
 
     keys:     the axes in scope, by name
     is_alone: whether the subscript is an axis and nothing else
-    is_exact: whether the element must exist as written: a read without a boundary
+    is_exact: whether the element must exist as written: not a read with a boundary
     """
 
     tensor: str
@@ -110,12 +111,12 @@ class _Use:
 
 def _uses(equation: ir.Equation) -> Iterator[_Use]:
     """The left side's subscripts that stand alone, then all affine subscripts of reads that may determine an axis."""
-    scope = equation_scope(equation)
+    scope = reach(equation)
     keys = {axis.name: (0, axis.name) for axis in scope.axes}
     text = element_text(equation.tensor, equation.subscripts)
     for dimension, subscript in enumerate(equation.subscripts):
         if isinstance(subscript, Affine) and _is_alone(subscript):
-            yield _Use(equation.tensor, dimension, subscript, scope.condition, keys, True, False, text, equation.span)
+            yield _Use(equation.tensor, dimension, subscript, scope.condition, keys, True, True, text, equation.span)
     for context in read_contexts(equation):
         read = context.read
         keys = {
@@ -239,7 +240,7 @@ class _State:
                 self._agree([use for use in usable if use.tensor != self.equation.tensor], [key], extents)
             found = self._interval(key, None, usable, extents)
             if found is not None:
-                self.known[key] = found
+                self.known[key] = self._from_zero(key, found)
                 self.pending.remove(key)
                 self.borrowed[key] = {
                     (use.tensor, use.dimension): extents.value(use.tensor, use.dimension)
@@ -248,6 +249,12 @@ class _State:
                 }
                 return True
         return False
+
+    def _from_zero(self, key: Key, axis: ir.Axis) -> ir.Axis:
+        """The range without negative values if the index is a subscript by itself: no element has one there."""
+        if any(use.is_exact and use.is_alone and use.condition == TRUE and key in use.axes() for use in self.uses):
+            return as_range(axis.name, (*axis.lower, Affine(0)), axis.upper)
+        return axis
 
     def _interval(self, key: Key, base: ir.Axis | None, uses: Sequence[_Use], extents: Extents) -> ir.Axis | None:
         """The largest range of the axis for which the uses are in bounds, within `base`; None if they leave it open."""

@@ -183,6 +183,23 @@ def test_an_affine_subscript_by_itself_bounds_the_index(subscript: Affine, expec
     assert found(infer(one_index(read("x", subscript), tensor("x", 10))), "i") == expected
 
 
+def test_an_index_that_is_a_subscript_by_itself_starts_at_0() -> None:
+    shift = program([tensor("x", 10), output("y", 1)], [equation("y", [i], read("x", i + 1), axes=[axis("i")])])
+    assert found(resolve(shift), "i") == (0, 9)
+    moved = program([tensor("x", 10), output("y", 1)], [equation("y", [i + 1], read("x", i + 1), axes=[axis("i")])])
+    assert (found(resolve(moved), "i"), shape(resolve(moved), "y")) == ((-1, 9), ("10",))
+
+
+def test_mutually_recursive_definitions_find_their_ranges() -> None:
+    equations = [
+        equation("a", [0], read("x", 0), axes=[]),
+        equation("b", [i], read("a", i), axes=[axis("i")]),
+        equation("a", [i + 1], add(read("b", i), read("x", i + 1)), axes=[axis("i")]),
+    ]
+    resolved = resolve(program([tensor("x", 10), output("a", 1), output("b", 1)], equations))
+    assert (shape(resolved, "a"), shape(resolved, "b")) == (("10",), ("10",))
+
+
 def test_symbolic_floors_bound_the_index() -> None:
     assert shape(resolve(one_index(read("x", i // 2), tensor("x", "N"), sizes="N")), "y") == ("2*N",)
     assert shape(resolve(one_index(read("x", i * 2), tensor("x", "N"), sizes="N")), "y") == ("(N + 1)//2",)
@@ -234,7 +251,7 @@ def test_the_guard_of_an_equation_and_of_a_reduction_counts() -> None:
 
 def test_a_guard_that_never_holds_counts_as_none() -> None:
     never = where(lt(i, i), read("x", i + 1), ZERO)
-    assert found(infer(one_index(never, tensor("x", 10))), "i") == (-1, 9)
+    assert found(infer(one_index(never, tensor("x", 10))), "i") == (0, 9)
 
 
 def test_sibling_reductions_may_share_a_name_with_different_ranges() -> None:
@@ -453,8 +470,9 @@ def _happens(reads: Sequence[tuple[Affine, Condition]], value: int) -> bool:
 @given(guarded_reads, st.integers(0, 9))
 def test_a_range_is_in_bounds_and_cannot_grow(reads: list[tuple[Affine, Condition]], extent: int) -> None:
     branches = [where(condition, read("x", subscript), ZERO) for subscript, condition in reads]
+    definition = equation("y", [i + 99], add(ZERO, *branches), axes=[axis("i")])
     try:
-        lower, upper = found(infer(one_index(add(ZERO, *branches), tensor("x", extent))), "i")
+        lower, upper = found(infer(program([tensor("x", extent), output("y", 1)], [definition])), "i")
     except DefinitionError:
         return  # undetermined: reads without end, or none
     if not any(_happens(reads, value) for value in WIDE):
