@@ -22,7 +22,7 @@ from polyopt.codegen_c.statements import Statements
 from polyopt.codegen_c.values import Linear, binary, compare, convert, int64, intrinsic, linear, scalar_of, splat
 from polyopt.dsl.ir import Const
 from polyopt.dtypes import DType
-from polyopt.loops.ir import Alloc, Buffer, Expr, For, LoopProgram, index_var, integer, walk
+from polyopt.loops.ir import Alloc, Buffer, Expr, For, LoopProgram, buffers_used, index_var, integer, walk
 
 Numerics = Literal["default", "strict", "fast"]
 
@@ -214,7 +214,8 @@ class _Outline:
     """A parallel loop: its body as a function of its own, and the call of the pool.
 
     The function gets a block of words: the kernel's argument block, the loop variables around, and the addresses of
-    buffers that are neither arguments nor shared workspace.
+    the buffers it uses that are neither arguments nor shared workspace. (A place of an allocation that has ended may
+    still be known, under an address that is not computed on the way here.)
     """
 
     def __init__(self, outer: _FunctionWriter, loop: For, context: Context) -> None:
@@ -225,7 +226,8 @@ class _Outline:
         kernel = outer.kernel
         shared = {buffer.name for buffer in (*kernel.program.arguments, *kernel.program.workspace)}
         self.variables = [name for name in context.env if name not in outer.sizes]
-        self.places = [place for name, place in outer.x.places.items() if name not in shared]
+        used = buffers_used(loop.body) - shared
+        self.places = [place for name, place in outer.x.places.items() if name in used]
 
     def call(self, count: Value) -> None:
         """Fills the block and runs the chunks, on the pool if there is one."""

@@ -223,6 +223,17 @@ def walk(statement: Stmt) -> Iterator[Stmt]:
         yield from walk(inner)
 
 
+def buffers_used(statement: Stmt) -> frozenset[str]:
+    """Names of all buffers that are loaded from or stored to."""
+    used: set[str] = set()
+    for store in walk(statement):
+        if isinstance(store, Store):
+            used.add(store.buffer)
+            for expr in (*store.indices, store.value):
+                used.update(node.buffer for node in walk_expr(expr) if isinstance(node, Load))
+    return frozenset(used)
+
+
 def substitute(expr: Expr, values: dict[str, Expr]) -> Expr:
     """The expression with variables replaced."""
     match expr:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, If, Load, Stmt, Store, substatements, walk_expr
+from polyopt.loops.ir import Alloc, Block, Buffer, For, If, Stmt, Store, buffers_used, substatements
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,7 @@ class Placement:
         if isinstance(statement, For) and outside and self.loop_of[statement.var] == outside:
             return False
         if isinstance(statement, Store):
-            exprs: tuple[Expr, ...] = (*statement.indices, statement.value)
-            loads = (e for expr in exprs for e in walk_expr(expr) if isinstance(e, Load))
-            return statement.buffer == self.buffer.name or any(load.buffer == self.buffer.name for load in loads)
+            return self.buffer.name in buffers_used(statement)
         return any(self._is_used(inner, outside) for inner in substatements(statement))
 
     def _count(self, statement: Stmt, loop: str) -> int:
