@@ -185,7 +185,7 @@ class Op:
         shapes = {name: array.shape for name, array in outs.items()}
         problem = replace(self._problem(traced, sizes, target), layouts=_strided(layouts), result_shapes=shapes)
         call = Call(compilation.kernel_for(problem), sizes, given.arrays)
-        compilation.check_strictly(problem, sizes, given.arrays)
+        compilation.check_strictly(problem, sizes, given.arrays, lambda: _results(call, given.arrays))
         return Variant(call, traced.structure)
 
     def _problem(self, traced: Traced, sizes: Mapping[str, int], target: Target) -> Problem:
@@ -428,6 +428,12 @@ def einsum(*operands: Any, **options: Any) -> Any:
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------
+
+
+def _results(call: Call, inputs: Mapping[str, Array]) -> list[Array]:
+    results = call.new_results()
+    call.run(tuple(inputs.values()), results)
+    return results
 
 
 def _strided(layouts: Mapping[str, Layout]) -> dict[str, Layout]:

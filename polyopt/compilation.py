@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -98,11 +98,20 @@ class _Compiler:
         with self._lock:
             return pipeline.lower(pipeline.resolve(problem.program), _options(problem))
 
-    def check_strictly(self, problem: Problem, sizes: Mapping[str, int], arrays: Mapping[str, Array]) -> None:
+    def check_strictly(
+        self,
+        problem: Problem,
+        sizes: Mapping[str, int],
+        arrays: Mapping[str, Array],
+        run: Callable[[], Sequence[Array]],
+    ) -> None:
         from polyopt import strict
 
         with self._lock:
-            strict.check(self.lower(problem), sizes, arrays)
+            lowering = self.lower(problem)
+            if strict.is_small(lowering, sizes):
+                strict.check(lowering, sizes, arrays)
+                strict.check_results(lowering, sizes, arrays, run())
 
     def quick_code(self) -> LoadedCode | None:
         with self._lock:
@@ -139,13 +148,16 @@ def resolve(program: Program) -> Program:
     return _COMPILER.resolve(program)
 
 
-def check_strictly(problem: Problem, sizes: Mapping[str, int], arrays: Mapping[str, Array]) -> None:
-    """Check the kernel's loops against an enumeration for these sizes, if the settings ask for it.
+def check_strictly(
+    problem: Problem, sizes: Mapping[str, int], arrays: Mapping[str, Array], run: Callable[[], Sequence[Array]]
+) -> None:
+    """Check the kernel against an enumeration for these sizes and inputs, if the settings ask for it.
 
-    Raises `LegalityError` with the instances where they differ.
+    run: computes the kernel's results for the inputs
+    Raises `LegalityError` with the instances or elements where they differ, and what `run` raises.
     """
     if settings.current().verify >= settings.ENUMERATION_LEVEL:
-        _COMPILER.check_strictly(problem, sizes, arrays)
+        _COMPILER.check_strictly(problem, sizes, arrays, run)
 
 
 def quick_entries() -> Entries | None:

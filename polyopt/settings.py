@@ -31,7 +31,8 @@ class Settings:
     cache_dir:   POLYOPT_CACHE_DIR; None: the platform's user cache folder
     cache_bytes: POLYOPT_CACHE_BYTES, size cap of the disk cache; 0 turns the disk cache off
     log:         POLYOPT_LOG, topics to log to the terminal
-    verify:      POLYOPT_VERIFY, 0 no proof, 1 proof of each schedule, 2 also enumeration at the call's sizes
+    verify:      POLYOPT_VERIFY, 2 checks each kernel against an enumeration at the call's sizes too; every schedule is
+                 proved in any case
     fast_call:   POLYOPT_FAST_CALL, call kernels through generated code where its self-test passes
     """
 
@@ -97,7 +98,16 @@ def override(**changes: object) -> Iterator[Settings]:
 
 
 def strict_checks() -> AbstractContextManager[Settings]:
-    """Check each kernel that is compiled inside the block against an enumeration at the call's own sizes."""
+    """Check each kernel that is called inside the block against an enumeration at the call's own sizes.
+
+    The first call for given shapes and dtypes walks the kernel's loops instance by instance (every instance once, every
+    dependence in order, no access outside an array, no race), runs the machine code on the call's inputs, and compares
+    its results with the reference. Raises `LegalityError` with the instances or elements at fault.
+
+    That takes some 0.2 ms for each instance, so a matrix product of 32 x 32 x 32 takes 5 s. A kernel with more than a
+    million instances is left out, with a warning in the log; call it with smaller arrays. Subscripts that are data are
+    checked for the values at hand.
+    """
     return override(verify=ENUMERATION_LEVEL)
 
 

@@ -1,22 +1,28 @@
-"""What POLYOPT_VERIFY=2 and `po.strict_checks()` ask for: a kernel's loops against an enumeration at a call's sizes.
+"""What POLYOPT_VERIFY=2 and `po.strict_checks()` ask for: a kernel against an enumeration at a call's own sizes.
 
-It shares nothing with the proof on the schedule but the domains and the dependences: the loop program is walked
-instance by instance in plain Python.
+The loop program is walked instance by instance in plain Python, which shares nothing with the proof on the schedule but
+the domains and the dependences. Then the machine code runs on the call's own inputs, and its results are compared
+with the reference, which shares nothing with the kernel but the equations.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import islpy as isl
 import numpy as np
 
+from polyopt import reference
+from polyopt.codegen_c.vmath.numpy import forms
+from polyopt.errors import LegalityError
 from polyopt.loops import verify
 from polyopt.loops.instances import enumerate_instances, uses_data_subscripts
 from polyopt.poly.dependence import Dependence
 from polyopt.poly.scop import Scop, Statement
+from polyopt.reference.compare import difference
 
 if TYPE_CHECKING:
     from polyopt.pipeline import Lowering
@@ -26,6 +32,25 @@ _log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 Point = tuple[int, ...]
 Key = tuple[str, Point]
+
+MOST_INSTANCES = 1 << 20
+"""A kernel with more instances is not walked: that takes some 0.2 ms for each, so three minutes for this many."""
+
+SLACK = 2.0
+"""The bound on errors is of first order, and the reference itself is rounded: twice the bound is allowed."""
+
+
+def is_small(lowering: Lowering, sizes: Mapping[str, int]) -> bool:
+    """Whether there are at most `MOST_INSTANCES` instances; logs a warning where there are more."""
+    count = sum(_most_points(statement.domain, sizes) for statement in lowering.scop.statements)
+    if count > MOST_INSTANCES:
+        _log.warning(
+            "%s is proved but not enumerated: more than %d instances (%d) take too long; call it with smaller arrays",
+            lowering.program.name,
+            MOST_INSTANCES,
+            count,
+        )
+    return count <= MOST_INSTANCES
 
 
 def check(lowering: Lowering, sizes: Mapping[str, int], arrays: Mapping[str, Array]) -> None:
@@ -47,6 +72,32 @@ def check(lowering: Lowering, sizes: Mapping[str, int], arrays: Mapping[str, Arr
     _log.info("enumerated %s at %s", lowering.program.name, dict(sizes))
 
 
+def check_results(
+    lowering: Lowering, sizes: Mapping[str, int], arrays: Mapping[str, Array], results: Sequence[Array]
+) -> None:
+    """Compare what the kernel computed from `arrays` with the equations, evaluated one after the other in NumPy.
+
+    Raises `LegalityError` for the element that is furthest off: by a bit in strict numerics, else by more than what
+    rounding may do in a sum in any order. Elements for which nothing can be said (overflow) are left out.
+    """
+    program = lowering.program
+    known = {name: value for name, value in sizes.items() if name in program.sizes}
+    is_strict = lowering.options.numerics == "strict"
+    values, bounds = reference.evaluate_with_bounds(program, arrays, known, in_order=is_strict)
+    if is_strict:
+        values = reference.evaluate(program, arrays, known, precision="strict", functions=forms())
+    for name, found in zip(program.results, results, strict=True):
+        allowed = np.zeros(found.shape) if is_strict else SLACK * bounds[name]
+        worst = difference(name, found, values[name], allowed)
+        if worst is not None:
+            raise LegalityError(
+                f"the kernel of '{program.name}' computes wrong values",
+                why=str(worst),
+                fix="report it with the operator's definition and the sizes; numerics='strict' may be right meanwhile",
+                facts={"result": name, "index": worst.index, "found": worst.got, "expected": worst.expected},
+            )
+
+
 def points(statement: Statement, sizes: Mapping[str, int]) -> list[Point]:
     """The instances of a statement."""
     return list(_points(statement.domain, sizes))
@@ -59,11 +110,26 @@ def pairs(dependence: Dependence, scop: Scop, sizes: Mapping[str, int]) -> Itera
         yield (dependence.source, point[:rank]), (dependence.target, point[rank:])
 
 
-def _points(domain: isl.Set, sizes: Mapping[str, int]) -> Iterator[Point]:
+def _at(domain: isl.Set, sizes: Mapping[str, int]) -> isl.Set:
+    """The domain for these sizes."""
     for name, value in sizes.items():
         position = domain.find_dim_by_name(isl.dim_type.param, name)
         if position >= 0:
             domain = domain.fix_val(isl.dim_type.param, position, isl.Val(value))
+    return domain
+
+
+def _most_points(domain: isl.Set, sizes: Mapping[str, int]) -> int:
+    """How many points the smallest box around the domain has."""
+    domain = _at(domain, sizes)
+    if domain.is_empty():
+        return 0
+    ends = [(domain.dim_min_val(n), domain.dim_max_val(n)) for n in range(domain.dim(isl.dim_type.set))]
+    return math.prod(last.to_python() - first.to_python() + 1 for first, last in ends)
+
+
+def _points(domain: isl.Set, sizes: Mapping[str, int]) -> Iterator[Point]:
+    domain = _at(domain, sizes)
     found: list[isl.Point] = []
     domain.foreach_point(found.append)
     rank = domain.dim(isl.dim_type.set)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import f64, strict
+from polyopt import api, f64, strict
 from polyopt.loops.ir import Block, For, LoopProgram, integer
 
 N = po.size("N")
@@ -77,3 +77,44 @@ def test_a_dynamic_kernel_is_walked_at_the_sizes_of_the_call() -> None:
     assert strict.points(lowering.scop.statements[-1], {"N": 5})
     (dependence, *_) = lowering.dependences.ordered
     assert list(strict.pairs(dependence, lowering.scop, {"N": 3}))
+
+
+def test_wrong_values_are_found_and_the_element_is_named() -> None:
+    lowering, inputs = running_sum.lower(N=6), {"x": np.arange(6.0)}
+    strict.check_results(lowering, {"N": 6}, inputs, [np.cumsum(np.arange(6.0))])
+    wrong = np.cumsum(np.arange(6.0))
+    wrong[4] += 1e-12
+    with pytest.raises(po.LegalityError) as failure:
+        strict.check_results(lowering, {"N": 6}, inputs, [wrong])
+    assert failure.value.facts["index"] == (4,)
+
+
+def test_strict_numerics_allow_no_difference() -> None:
+    lowering = po.op(numerics="strict")(running_sum.__wrapped__).lower(N=6)
+    wrong = np.cumsum(np.full(6, 0.1))
+    strict.check_results(lowering, {"N": 6}, {"x": np.full(6, 0.1)}, [wrong])
+    wrong[5] = np.nextafter(wrong[5], 1)
+    with pytest.raises(po.LegalityError):
+        strict.check_results(lowering, {"N": 6}, {"x": np.full(6, 0.1)}, [wrong])
+
+
+def test_the_machine_codes_own_results_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = po.op(running_sum.__wrapped__)
+    x = np.arange(9.0)
+    with po.strict_checks():
+        assert (op(x) == np.cumsum(x)).all()
+
+    def zeros(_: Any, inputs: Any) -> list[Any]:
+        return [np.zeros(len(inputs["x"]))]
+
+    monkeypatch.setattr(api, "_results", zeros)
+    with po.strict_checks(), pytest.raises(po.LegalityError):
+        op(np.arange(7.0))
+    assert (op(np.arange(7.0)) == np.cumsum(np.arange(7.0))).all()
+
+
+def test_large_calls_are_not_walked_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    x = np.ones(strict.MOST_INSTANCES + 1)
+    with po.strict_checks():
+        assert po.op(running_sum.__wrapped__)(x)[-1] == x.size
+    assert "smaller arrays" in caplog.text

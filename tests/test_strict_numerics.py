@@ -15,10 +15,10 @@ M, N = po.sizes("M N")
 i, j, k = po.indices("i j k")
 t = po.index("t", 1, N)
 
-UNARY = (
-    "exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan tanh sinh cosh sigmoid erf abs floor ceil round sign relu gelu "
-    "silu softplus"
-).split()
+UNARY = [
+    *("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "sinh", "cosh"),
+    *("sigmoid", "erf", "abs", "floor", "ceil", "round", "sign", "relu", "gelu", "silu", "softplus"),
+]
 DTYPES = {"f16": f16, "bf16": bf16, "f32": f32, "f64": f64}
 
 

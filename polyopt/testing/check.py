@@ -17,7 +17,7 @@ from polyopt.dsl.affine import SizeRef
 from polyopt.dsl.ir import Program
 from polyopt.errors import BackendUnavailable
 from polyopt.loops.text import loop_text
-from polyopt.testing.compare import Tolerance, difference, flatten, rebuild
+from polyopt.reference.compare import Tolerance, difference, flatten, rebuild
 from polyopt.testing.guarded import guarded, guarded_copy, survives
 from polyopt.testing.inputs import random_inputs
 
