@@ -189,7 +189,8 @@ def adi(a: f64[N, N], steps: int):
     a1, b1, a2, b2 = -mul1 / 2, 1 + mul1, -mul2 / 2, 1 + mul2
     column, row = po.index("column", 1, N - 1), po.index("row", 1, N - 1)
 
-    u, v, p, r = po.tensors("u v p r")
+    u, v = po.tensors("u v")
+    p, r = po.tensor("p", shape=(N,)), po.tensor("r", shape=(N,))
     q, s = po.tensor("q", shape=(steps, N, N)), po.tensor("s", shape=(steps, N, N))
     u[0, i, j] = a[i, j]
     p[0] = 0.0
