@@ -47,6 +47,19 @@ def _depends(subscript: Subscript, axis: str) -> bool:
     return axis in axes_of(subscript)
 
 
+def is_transposed(statement: Statement, along: str, across: str) -> bool:
+    """Whether some read is contiguous along one axis and strides along the other, as a transposed operand does."""
+    for access in statement.reads:
+        subscripts = access.read.subscripts
+        if not subscripts or not all(isinstance(s, Affine) for s in subscripts):
+            continue
+        last = subscripts[-1]
+        contiguous = isinstance(last, Affine) and last.coefficient(AxisRef(along)) == 1 and not _depends(last, across)
+        if contiguous and any(_depends(s, across) for s in subscripts[:-1]):
+            return True
+    return False
+
+
 def register_tiles(registers: int, lanes: int, rows: int, columns: int) -> Iterator[tuple[float, int, int]]:
     """(merit, rows, vectors) of every register tile that fits.
 

@@ -16,7 +16,7 @@ from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import Target
-from polyopt.tiling.cost import axis_of, covered, lane_score, register_tiles
+from polyopt.tiling.cost import axis_of, covered, is_transposed, lane_score, register_tiles
 from polyopt.tiling.extents import Extents
 from polyopt.tiling.plan import NestPlan, TilingPlan
 
@@ -181,6 +181,9 @@ class _Planner:
         names = tuple(loop.name for loop in chain)
         if not self.is_vectorizable(vector, heavy):
             return self.scalar(chain, "no loop scans an axis alone")
+        crossing = self.crossing(chain, vector, heavy)
+        if crossing is not None:
+            return self.transposed(chain, crossing, vector, heavy)
         order = tuple(name for name in names if name != vector.name)
         others = 1
         for loop in chain:
@@ -190,6 +193,27 @@ class _Planner:
             tiles = ((vector.name, STRIP),)
             return NestPlan(names, (*order, vector.name), tiles, None, vector.name, "strips can run in parallel")
         return NestPlan(names, order, (), None, vector.name, "unit stride in the lanes")
+
+    def crossing(self, chain: Sequence[Loop], vector: Loop, heavy: Sequence[str]) -> Loop | None:
+        """Another loop along which some read is contiguous while it strides along the lanes, both long enough."""
+        lanes = self.lanes(heavy)
+        if self.extent(vector, heavy) < lanes:
+            return None
+        for loop in chain:
+            if loop is vector or self.extent(loop, heavy) < lanes:
+                continue
+            for name in heavy:
+                along, across = axis_of(loop.row(name)), axis_of(vector.row(name))
+                if along and across and is_transposed(self.roles.statements[name], along, across):
+                    return loop
+        return None
+
+    def transposed(self, chain: Sequence[Loop], rows: Loop, vector: Loop, heavy: Sequence[str]) -> NestPlan:
+        """Square tiles of one vector each way: read along one axis, turned in registers, written along the other."""
+        names, lanes = tuple(loop.name for loop in chain), self.lanes(heavy)
+        order = (*(name for name in names if name not in (rows.name, vector.name)), rows.name, vector.name)
+        tiles = ((rows.name, lanes), (vector.name, lanes))
+        return NestPlan(names, order, tiles, rows.name, vector.name, f"{lanes} x {lanes} blocks turn in registers")
 
     def is_vectorizable(self, vector: Loop, heavy: Sequence[str]) -> bool:
         return self.lane_worth(vector, heavy) > float("-inf")
