@@ -23,7 +23,9 @@ from polyopt.poly.legality import Proof
 from polyopt.poly.order import Order
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.storage import Storage, StoragePlan
-from polyopt.poly.tree import Leaf, Loop, LoopKind, Sequence, Tree, as_schedule, kinds, loops
+from polyopt.poly.tree import Leaf, Loop, LoopKind, Sequence, Tree, as_schedule, kinds, loops, numbered
+from polyopt.tiling import apply as tiling
+from polyopt.tiling.plan import NestPlan, TilingPlan
 from tests.poly.operators import M, N, histogram, i, j, jacobi_1d, k, prefix, product, smith_waterman, softmax
 
 ROW = axis("i")
@@ -424,23 +426,23 @@ def test_planes_of_a_loop_whose_iterations_run_at_once_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def tiled() -> Lowering:
-    """A product whose accumulators are private to a tile."""
-    lowering = product.lower(M=64, N=64, K=8)
-    buffer = lowering.storage.of("y")
-    assert buffer is not None and buffer.scope == ("i_tile", "j_tile")
+    """A product in tiles, its accumulators private to a tile of 6 rows and 16 columns."""
+    lowering = product.lower(M=20, N=40, K=8)
+    nest = NestPlan(("i", "j"), ("i", "j"), (("i", 6), ("j", 16)), "i", "j", "a test")
+    tree = tiling.apply(numbered(lowering.fusion.tree), TilingPlan((nest,)))
+    private = StoragePlan(
+        (Storage("y", TILE, (axis("i_tile"), axis("j_tile")), (constant(6), constant(16)), (None,) * 2),)
+    )
+    decided = replace(lowering._decided, tree=tree, storage=private, schedule=as_schedule(tree, lowering.scop))
+    vars(lowering)["_decided"] = decided
     return lowering
 
 
+TILE = ("i_tile", "j_tile")
+
+
 def test_a_private_buffer_one_loop_too_deep_is_refused(tiled: Lowering) -> None:
-    buffer = tiled.storage.of("y")
-    assert buffer is not None
-    deep = plan_of(
-        tiled,
-        "y",
-        scope=(*buffer.scope, "i"),
-        offset=(ROW, buffer.offset[1]),
-        extent=(constant(1), buffer.extent[1]),
-    )
+    deep = plan_of(tiled, "y", scope=(*TILE, "i"), offset=(ROW, axis("j_tile")), extent=(constant(1), constant(16)))
     error = refused(tiled, storage=deep)
     assert "private to an iteration but used in another" in error.what
     source, target = pair(error)
@@ -458,11 +460,11 @@ def test_a_buffer_private_to_a_loop_that_carries_its_values_is_refused() -> None
 
 
 def test_a_private_buffer_of_an_outer_loop_is_accepted(tiled: Lowering) -> None:
-    buffer = tiled.storage.of("y")
-    assert buffer is not None
-    prove(tiled)
-    prove(tiled, storage=plan_of(tiled, "y", scope=buffer.scope[:1], offset=(buffer.offset[0], Affine(0))))
-    prove(tiled, storage=whole(tiled))
+    rows = plan_of(
+        tiled, "y", scope=("i_tile",), offset=(axis("i_tile"), Affine(0)), extent=(constant(6), constant(40))
+    )
+    for plan in (tiled.storage, rows, whole(tiled)):
+        prove(tiled, storage=plan)
 
 
 def test_a_buffer_inside_a_loop_that_its_scope_leaves_out_shares_no_values_across_it() -> None:
