@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import polyopt as po
 from polyopt.dsl import affine, ir
 from polyopt.dsl.affine import TRUE, Affine, And, Compare, Condition, Or
 from polyopt.errors import DefinitionError, PolyoptError, ShapeError
@@ -325,6 +327,29 @@ def test_in_whole_tensor_arithmetic_inferred_extents_must_agree() -> None:
     assert shape(resolve(sum_of(4, 4)), "y") == ("4",)
     with pytest.raises(ShapeError, match="do not fit together: extents 6 and 4"):
         resolve(sum_of(6, 4))
+
+
+def test_equations_of_the_library_are_whole_and_those_of_the_user_are_not() -> None:
+    @po.op
+    def whole(x, z):
+        u, v = po.tensors("u v")
+        n = po.index("n")
+        u[n], v[n] = x[n], z[n]
+        return u + v
+
+    @po.op
+    def by_index(x, z):
+        u, v, y = po.tensors("u v y")
+        n = po.index("n")
+        u[n], v[n] = x[n], z[n]
+        y[n] = u[n] + v[n]
+        return y
+
+    three, five = np.ones(3, np.float32), np.ones(5, np.float32)
+    assert by_index.reference(three, five).shape == (3,)
+    assert whole.reference(three, three).shape == (3,)
+    with pytest.raises(ShapeError, match="'u' and 'v' do not fit together: extents 3 and 5"):
+        whole.reference(three, five)
 
 
 def test_in_whole_tensor_arithmetic_an_inferred_extent_must_agree_with_a_parameter() -> None:
