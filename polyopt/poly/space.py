@@ -240,11 +240,6 @@ def _integer(value: isl.Val) -> int:
     return int(value.to_python())
 
 
-def is_empty(domain: isl.Set) -> bool:
-    """Whether the set has no point for any sizes."""
-    return bool(domain.is_empty())
-
-
 @dataclass(frozen=True, slots=True)
 class Point:
     """A concrete point of a set: the values of its sizes and of its dimensions, by name."""
@@ -318,17 +313,12 @@ class Bounds:
     upper: tuple[Affine, ...]
 
 
-def box_hull(domain: isl.Set) -> tuple[Bounds, ...]:
-    """The smallest box around the set that affine bounds can express, one `Bounds` per dimension.
-
-    Without sizes the box is the smallest there is. With sizes it may be larger where the set is not convex, and it
-    holds where the set is not empty. Of a set that is empty for all sizes every range is empty.
-    """
-    return tuple(bounds(domain, position) for position in range(domain.dim(_SET)))
-
-
 def bounds(domain: isl.Set, position: int) -> Bounds:
-    """The range of one dimension, as in `box_hull`."""
+    """The smallest range of one dimension that affine bounds can express.
+
+    Without sizes it is the smallest there is. With sizes it may be larger where the set is not convex, and it holds
+    where the set is not empty. Of a set that is empty for all sizes the range is empty.
+    """
     if domain.is_empty():
         return Bounds((Affine(0),), (Affine(0),))
     if domain.dim(_PARAM) == 0:
@@ -409,29 +399,6 @@ def _expressions(bound: isl.PwAff, *, largest: bool) -> tuple[Affine, ...] | Non
 def _on_sizes(domain: isl.Set, space: Space, affine: Affine) -> isl.PwAff:
     """`affine` (in sizes alone) as a function on the parameter set `domain`."""
     return isl.PwAff.from_aff(space.aff(affine)).project_domain_on_params().intersect_domain(domain)
-
-
-def fix_sizes(domain: isl.Set, values: Mapping[str, int]) -> isl.Set:
-    """The set where the named sizes have the given values; the parameters themselves stay."""
-    for name, value in values.items():
-        domain = domain.fix_val(_PARAM, domain.find_dim_by_name(_PARAM, name), value)
-    return domain
-
-
-def eliminate_sizes(domain: isl.Set, values: Mapping[str, int]) -> isl.Set:
-    """The set at the given sizes, without these parameters."""
-    for name, value in values.items():
-        position = domain.find_dim_by_name(_PARAM, name)
-        domain = domain.fix_val(_PARAM, position, value).project_out(_PARAM, position, 1)
-    return domain
-
-
-def align(*sets: isl.Set) -> tuple[isl.Set, ...]:
-    """The sets with the parameters of all of them, in one order."""
-    model = sets[0].get_space().params()
-    for other in sets[1:]:
-        model = model.align_params(other.get_space().params())
-    return tuple(one.align_params(model) for one in sets)
 
 
 def project_onto_position(domain: isl.Set, position: int) -> isl.Set:

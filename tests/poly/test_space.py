@@ -13,14 +13,10 @@ from polyopt.poly.space import (
     Bounds,
     Space,
     affine_from_aff,
-    align,
-    box_hull,
+    bounds,
     condition_from_set,
-    eliminate_sizes,
-    fix_sizes,
     greatest,
     insert_axes,
-    is_empty,
     project_onto,
     sample,
     sample_point,
@@ -88,27 +84,30 @@ def test_a_space_without_axes_holds_one_point() -> None:
     assert sample(space.universe()) == {}
 
 
-def test_the_box_hull_of_a_triangle_without_sizes_is_exact() -> None:
+def test_the_bounds_of_a_triangle_without_sizes_are_exact() -> None:
     space = Space("S", ("i", "j"), ())
     triangle = space.box([axis("i", 0, 5), axis("j", 0, 5)]).intersect(space.condition(lt(j, i)))
-    assert box_hull(triangle) == (Bounds((a(1),), (a(5),)), Bounds((a(0),), (a(4),)))
+    assert [bounds(triangle, position) for position in (0, 1)] == [
+        Bounds((a(1),), (a(5),)),
+        Bounds((a(0),), (a(4),)),
+    ]
 
 
-def test_the_box_hull_over_sizes_may_have_several_bounds() -> None:
+def test_a_range_over_sizes_may_have_several_bounds() -> None:
     box = SPACE.box([ir.Axis("i", (a(0),), (M, N)), axis("j", 1, 3)])
-    first, second = box_hull(box)
+    first, second = bounds(box, 0), bounds(box, 1)
     assert (first.lower, set(first.upper)) == ((a(0),), {M, N})
     assert second == Bounds((a(1),), (a(3),))
 
 
-def test_the_box_hull_has_no_bound_where_the_set_is_unbounded() -> None:
+def test_a_range_has_no_bound_where_the_set_is_unbounded() -> None:
     space = Space("", ("i",), ())
-    assert box_hull(space.condition(le(2, i))) == (Bounds((a(2),), ()),)
-    assert box_hull(Space("", ("i",), ("N",)).condition(lt(i, N))) == (Bounds((), (N,)),)
+    assert bounds(space.condition(le(2, i)), 0) == Bounds((a(2),), ())
+    assert bounds(Space("", ("i",), ("N",)).condition(lt(i, N)), 0) == Bounds((), (N,))
 
 
-def test_the_box_hull_of_nothing_is_empty() -> None:
-    assert box_hull(SPACE.empty())[0] == Bounds((a(0),), (a(0),))
+def test_the_range_of_nothing_is_empty() -> None:
+    assert bounds(SPACE.empty(), 0) == Bounds((a(0),), (a(0),))
 
 
 def test_the_greatest_value_is_one_expression_or_none() -> None:
@@ -132,12 +131,6 @@ def test_a_size_and_an_axis_of_one_name_keep_apart() -> None:
     assert point is not None and (dict(point.sizes), dict(point.axes)) == ({"n": 4}, {"n": 1})
 
 
-def test_sizes_are_fixed_in_place_or_eliminated() -> None:
-    box = SPACE.box([axis("i", 0, M), axis("j", 0, N)])
-    assert fix_sizes(box, {"M": 4}).is_equal(isl.Set("[M, N] -> { S[i, j] : M = 4 and 0 <= i < 4 and 0 <= j < N }"))
-    assert eliminate_sizes(box, {"M": 4}).is_equal(isl.Set("[N] -> { S[i, j] : 0 <= i < 4 and 0 <= j < N }"))
-
-
 def test_projection_and_insertion_go_by_name() -> None:
     space = Space("", ("i", "j", "k"), ())
     box = space.box([axis("i", 0, 3), axis("j", 0, 4), axis("k", 0, 5)]).intersect(space.condition(lt(j, k)))
@@ -147,18 +140,13 @@ def test_projection_and_insertion_go_by_name() -> None:
     assert wide.get_dim_name(isl.dim_type.set, 2) == "k"
 
 
-def test_alignment_gives_all_sets_the_same_sizes() -> None:
-    first, second = align(isl.Set("[M] -> { [i] : i < M }"), isl.Set("[N] -> { [i] : i < N }"))
-    assert first.get_space().is_equal(second.get_space())
-
-
 def test_a_set_of_sizes_reads_as_a_condition() -> None:
     for text in ("[M, N] -> { : M >= 3 and N = M }", "[M, N] -> { : M <= 2 or N > 4 }", "[M, N] -> { : N mod 4 = 1 }"):
         sizes = isl.Set(text).params()
         condition = condition_from_set(sizes)
         for m, n in product(range(7), repeat=2):
-            here = fix_sizes(sizes, {"M": m, "N": n})
-            assert (not is_empty(here)) == bool(affine.holds(condition, {}, {"M": m, "N": n})), text
+            here = sizes.intersect(isl.Set(f"[M, N] -> {{ : M = {m} and N = {n} }}").params())
+            assert (not here.is_empty()) == bool(affine.holds(condition, {}, {"M": m, "N": n})), text
 
 
 def test_a_tuple_named_or_not_makes_one_space() -> None:
