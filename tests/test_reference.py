@@ -9,7 +9,23 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from polyopt.dsl.affine import Compare, axis, constant, size
-from polyopt.dsl.ir import Axis, Cast, Clamp, Const, DataIndex, Expr, IndexValue, Pad, Reduce, Reducer, Var, Where, Wrap
+from polyopt.dsl.ir import (
+    Axis,
+    Cast,
+    Clamp,
+    Combine,
+    Const,
+    DataIndex,
+    Expr,
+    IndexValue,
+    Op,
+    Pad,
+    Reduce,
+    Reducer,
+    Var,
+    Where,
+    Wrap,
+)
 from polyopt.dtypes import bool_, f16, f32, f64, i8, i32, i64, u8
 from polyopt.errors import ArgumentError, BoundsError, DefinitionError, ShapeError
 from polyopt.reference import evaluate
@@ -265,7 +281,8 @@ def test_any_and_all():
 
 
 def test_a_custom_reducer_combines_in_any_precision():
-    square = op("add", Var("a", f64), op("mul", Var("b", f64), Var("b", f64)))
+    b = Var("b", f64)
+    square: Combine = Op("add", (Var("a", f64), Op("mul", (b, b), f64)), f64)
     norm = Reducer("custom", f64, Const(0.0, f64), square)
     x = RNG.random((3, 5))
     assert_allclose(evaluate(reduction(norm, guard=less("k", 3)), {"x": x})["y"], (x[:, :3] ** 2).sum(1))

@@ -11,8 +11,8 @@ import pytest
 
 import polyopt as po
 from polyopt import f16, f32, f64, i32, i64
-from polyopt.testing.check import Checker
 from polyopt.reference.compare import Tolerance, difference, flatten, rebuild
+from polyopt.testing.check import Checker
 from polyopt.testing.guarded import guarded, guarded_copy, survives
 from polyopt.testing.inputs import random_inputs, subscript_ceilings
 
