@@ -34,8 +34,27 @@ class Placement:
         loops = self._count(body, self.scope[depth])
         if not loops:
             return self._inside(body, depth + 1)  # the loop has one iteration, and isl left it out
-        placed = self._map_loops(body, self.scope[depth], lambda inner: self._inside(inner, depth + 1))
-        return Alloc(self.buffer, placed) if self._is_used(body, outside=self.scope[depth]) else placed
+        if self._is_used(body, outside=self.scope[depth]):
+            return Alloc(self.buffer, self._in_order(body, self.scope[depth:]))
+        return self._map_loops(body, self.scope[depth], lambda inner: self._inside(inner, depth + 1))
+
+    def _in_order(self, statement: Stmt, scope: tuple[str, ...]) -> Stmt:
+        """The statement with no parallel loop of the scope: isl took what runs first or last in an iteration out of
+        the loop, so that all iterations share one buffer."""
+        match statement:
+            case For(body=body):
+                is_shared = statement.kind == "parallel" and self.loop_of[statement.var] in scope
+                kind = "serial" if is_shared else statement.kind
+                return replace(statement, kind=kind, body=self._in_order(body, scope))
+            case Alloc(body=body):
+                return replace(statement, body=self._in_order(body, scope))
+            case Block(body):
+                return Block(tuple(self._in_order(inner, scope) for inner in body))
+            case If(_, then, otherwise):
+                other = None if otherwise is None else self._in_order(otherwise, scope)
+                return replace(statement, then=self._in_order(then, scope), otherwise=other)
+            case Store():
+                return statement
 
     def _is_used(self, statement: Stmt, outside: str = "") -> bool:
         """Whether the buffer is touched; with `outside`, other than in that loop."""
