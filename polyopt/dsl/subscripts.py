@@ -182,11 +182,22 @@ def _sliced(
     if part.start is None and part.stop is None and part.step is None:
         index = Index(name)
         return index, index
+    if extent is None and boundary is None and _runs_to_the_end(part):
+        open_index = Index(name)  # it runs as far as the tensor does, which is found when every equation is known
+        step, start = _step(part.step), _bound(tensor, part.start or 0, None, None)
+        assert start is not None, "a bound that is not negative needs no extent"
+        return open_index, (open_index if step == 1 else open_index * step) + AffineSize(start)
     found = _slice_range(tensor, part, extent, boundary)
     cap = None if found.cap is None else AffineSize(found.cap)
     index = Index(name, as_expr(0), AffineSize(found.extent), cap=cap)
     scaled = index if found.step == 1 else index * found.step
     return index, scaled if found.start == Affine() else scaled + AffineSize(found.start)
+
+
+def _runs_to_the_end(part: slice) -> bool:
+    """Whether a slice goes forwards from a bound counted from the start to the last element."""
+    counts_back = isinstance(part.start, int | np.integer) and part.start < 0
+    return part.stop is None and not counts_back and _step(part.step) > 0
 
 
 def _slice_range(tensor: Handle, part: slice, extent: Affine | None, boundary: Boundary | None) -> _Range:
