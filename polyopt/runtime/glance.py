@@ -24,7 +24,9 @@ class Glance:
         self._parameters = tuple((p.kind, p.dtype) for p in signature.parameters)
         self._names = tuple(p.name for p in signature.parameters)
         self._defaults = {p.name: p.default for p in signature.parameters if p.has_default}
-        self._takes_positions = all(p.python_kind is not p.python_kind.KEYWORD_ONLY for p in signature.parameters)
+        kinds = [p.python_kind for p in signature.parameters]
+        self._takes_positions = all(kind is not kind.KEYWORD_ONLY for kind in kinds)
+        self._takes_keywords = all(kind is not kind.POSITIONAL_ONLY for kind in kinds)
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Seen | None:
         """A key, and the arrays and run-time scalars in order; None where a closer look is needed.
@@ -32,7 +34,8 @@ class Glance:
         Calls with equal keys run the same kernel. The key holds dtype, shape and strides of arrays, the type of
         run-time scalars, the value of compile-time parameters.
         """
-        values = args if len(args) == len(self._parameters) and not kwargs else self._values(args, kwargs)
+        is_plain = len(args) == len(self._parameters) and not kwargs and self._takes_positions
+        values = args if is_plain else self._values(args, kwargs)
         if values is None:
             return None
         key: list[Any] = []
@@ -58,7 +61,9 @@ class Glance:
         """Every parameter's value, defaults included; None where names and positions do not fit."""
         rest = self._names[len(args) :]
         used = sum(name in kwargs for name in rest)
-        if len(args) > len(self._names) or used != len(kwargs) or (args and not self._takes_positions):
+        if len(args) > len(self._names) or used != len(kwargs):
+            return None
+        if (args and not self._takes_positions) or (kwargs and not self._takes_keywords):
             return None
         try:
             return (*args, *(kwargs[name] if name in kwargs else self._defaults[name] for name in rest))
