@@ -248,6 +248,12 @@ class Program:
     def definitions(self, tensor: str) -> tuple[Equation, ...]:
         return tuple(equation for equation in self.equations if equation.tensor == tensor)
 
+    def __str__(self) -> str:
+        """The signature and the equations."""
+        from polyopt.dsl.text import program_text  # the printer reads this module's types
+
+        return program_text(self)
+
 
 # --- traversal ------------------------------------------------------------------------------------------------
 

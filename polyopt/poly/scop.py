@@ -93,3 +93,9 @@ class Scop:
 
     def writers(self, array: str) -> tuple[Statement, ...]:
         return tuple(s for s in self.statements if s.array == array)
+
+    def __str__(self) -> str:
+        """Arrays, then statements with their instances."""
+        from polyopt.poly.text import scop_text  # the printer reads this module's types
+
+        return scop_text(self)
