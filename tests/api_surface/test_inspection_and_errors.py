@@ -1,0 +1,242 @@
+"""Sections 3 to 5: looking inside, checking numbers, and errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import islpy as isl
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import polyopt as po
+from polyopt import cli, f32, f64, i32
+
+M, N, K = po.sizes("M N K")
+i, j, k = po.indices("i j k")
+RNG = np.random.default_rng(14)
+X, W, B = (RNG.standard_normal(shape).astype(np.float32) for shape in ((9, 8), (8, 11), (11,)))
+
+
+@po.op
+def linear_relu(x: f32[M, K], w: f32[K, N], b: f32[N]):
+    y, out = po.tensors("y out")
+    y[i, j] += x[i, k] * w[k, j]
+    out[i, j] = po.maximum(y[i, j] + b[j], 0)
+    return out
+
+
+def by_sizes() -> Any:
+    return linear_relu.lower(M=512, N=512, K=512)
+
+
+# --- stages -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "lower",
+    [
+        by_sizes,
+        lambda: linear_relu.lower(X, W, B),
+        lambda: linear_relu.lower(M=64, N=64, K=64, target="cpu"),
+        lambda: linear_relu.lower(M=64),
+        lambda: linear_relu.lower(),
+    ],
+)
+def test_a_lowered_operator_has_every_stage(lower: Any) -> None:
+    lowered = lower()
+    for stage in ("program", "rewritten", "scop", "fusion", "tiling", "mapping"):
+        assert str(getattr(lowered, stage)).strip(), stage
+    assert isinstance(lowered.domains, isl.UnionSet)
+    assert lowered.accesses and lowered.dependences
+    assert isinstance(lowered.schedule, isl.Schedule)
+    assert "for " in str(lowered.loops)
+    assert str(lowered) == str(lowered.loops)
+    lowered.verify()
+
+
+def test_values_of_the_chain_print_readably() -> None:
+    lowered = by_sizes()
+    assert "y[i, j] += x[i, k] * w[k, j]" in str(lowered.program)
+    for stage in ("program", "rewritten", "scop", "fusion", "tiling", "mapping"):
+        text = str(getattr(lowered, stage))
+        assert " at 0x" not in text and "dataclass" not in text
+        assert not text.startswith(("Program(", "Scop(", "FusionPlan(", "TilingPlan(", "CpuMapping(")), stage
+
+
+def test_sources() -> None:
+    lowered = by_sizes()
+    assert "int64_t linear_relu(" in lowered.source("c")
+    assert "define void" in lowered.source("llvm")
+    assert "\n" in lowered.source("asm")
+    with pytest.raises(po.ArgumentError):
+        lowered.source("fortran")
+    for kind in ("cuda", "ptx"):
+        with pytest.raises(po.PolyoptError):
+            lowered.source(kind)
+
+
+def test_the_report_tells_work_traffic_and_decisions() -> None:
+    report = by_sizes().report()
+    assert report.flops >= 2 * 512**3
+    assert report.bytes == 4 * (3 * 512 * 512 + 512)
+    text = str(report)
+    for word in ("operations", "bytes", "operations per byte", "fused", "tiles", "bound by", "proved"):
+        assert word in text, text
+
+
+def test_an_unknown_size_and_a_wrong_size_are_argument_errors() -> None:
+    for sizes in ({"Q": 3}, {"M": -1}, {"M": 2.5}, {"M": "many"}):
+        with pytest.raises(po.ArgumentError):
+            linear_relu.lower(**sizes)
+
+
+def test_printing_an_op_shows_signature_and_equations() -> None:
+    text = str(linear_relu)
+    assert "linear_relu(x: f32[M, K], w: f32[K, N], b: f32[N])" in text
+    assert "y[i, j] += x[i, k] * w[k, j]" in text
+
+
+def test_a_notebook_shows_a_lowered_operator() -> None:
+    assert "<details" in by_sizes()._repr_html_()
+
+
+# --- command line -------------------------------------------------------------------------------------------------
+
+FILE = Path(__file__)
+STAGES = [
+    *("program", "problem", "rewritten", "scop", "domains", "accesses", "dependences", "fusion", "schedule", "tiling"),
+    *("mapping", "loops", "c", "llvm", "asm", "report"),
+]
+    "program",
+    "problem",
+    "rewritten",
+    "scop",
+    "domains",
+    "accesses",
+    "dependences",
+    "fusion",
+    "schedule",
+    "tiling",
+    "mapping",
+    "loops",
+    "c",
+    "llvm",
+    "asm",
+    "report",
+]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = cli.main(list(arguments))
+    return int(code or 0), capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("form", ["text", "json", "dot", "html"])
+def test_show_schedule_prints_every_stage_in_every_format(
+    stage: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out = run(
+        capsys, "show-schedule", f"{FILE}:linear_relu", "M=16", "N=16", "K=16", "--stage", stage, "--format", form
+    )
+    assert code == 0 and out.strip()
+    if form == "json":
+        json.loads(out)
+
+
+def test_show_schedule_without_sizes_shows_the_parametric_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "show-schedule", f"{FILE}:linear_relu")
+    assert code == 0 and "M" in out and "for " in out
+
+
+def test_commands_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "cache", "info")[0] == 0
+    assert run(capsys, "doctor")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["demo", "bench", "cache", "doctor", "show-schedule"])
+def test_every_command_has_help(command: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "polyopt", command, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_logs_tell_decisions(caplog: pytest.LogCaptureFixture) -> None:
+    @po.op
+    def f(x: f32[M, N]):
+        return po.softmax(x, axis=-1)
+
+    with caplog.at_level(logging.INFO, "polyopt"):
+        f(RNG.standard_normal((7, 19)).astype(np.float32))
+    assert any(record.name.startswith("polyopt.fusion") for record in caplog.records)
+    assert any(record.name.startswith("polyopt.schedule") for record in caplog.records)
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------
+
+
+def test_polyopt_check_draws_inputs_by_sizes(polyopt_check: Any) -> None:
+    polyopt_check(linear_relu, M=33, N=17, K=65)
+
+
+def test_polyopt_check_takes_arrays_and_an_expectation(polyopt_check: Any) -> None:
+    polyopt_check(linear_relu, X, W, B, expected=np.maximum(X @ W + B, 0))
+    with pytest.raises(pytest.fail.Exception, match="for "):
+        polyopt_check(linear_relu, X, W, B, expected=np.maximum(X @ W + B, 0) + 1)
+
+
+def test_polyopt_check_draws_subscripts_in_range(polyopt_check: Any) -> None:
+    @po.op
+    def gather(table: f64[N], ids: i32[M]):
+        y = po.tensor("y")
+        y[i] = table[ids[i]]
+        return y
+
+    polyopt_check(gather, N=5, M=40)
+    polyopt_check(gather, N=5, M=3, inputs={"ids": np.array([4, 4, 0], np.int32)})
+    polyopt_check(gather, N=5, M=4, target="cpu", rtol=1e-12, atol=0.0)
+
+
+def test_the_reference_is_in_float64() -> None:
+    result = linear_relu.reference(X, W, B)
+    assert_allclose(result, np.maximum(X.astype(float) @ W.astype(float) + B, 0), rtol=1e-12)
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "also"),
+    [
+        ("DefinitionError", Exception),
+        ("ShapeError", ValueError),
+        ("ArgumentError", ValueError),
+        ("DTypeError", TypeError),
+        ("BoundsError", IndexError),
+        ("ScheduleError", Exception),
+        ("LegalityError", Exception),
+        ("CompileError", Exception),
+        ("BackendUnavailable", Exception),
+        ("CacheError", Exception),
+    ],
+)
+def test_every_error_derives_from_polyopt_error(name: str, also: type[Exception]) -> None:
+    assert issubclass(getattr(po, name), po.PolyoptError) and issubclass(getattr(po, name), also)
+
+
+def test_a_message_has_the_line_and_what_to_do() -> None:
+    @po.op
+    def f(x: f64[N]):
+        y = po.tensor("y")
+        y[i, j] = x[i]
+        return y
+
+    with pytest.raises(po.DefinitionError) as failure:
+        f(np.ones(3))
+    message = str(failure.value)
+    assert FILE.name in message and "y[i, j] = x[i]" in message and "Try:" in message

@@ -1,0 +1,276 @@
+"""Section 1 of the language: guards, index ranges and shapes, one test for each statement."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import polyopt as po
+from polyopt import bf16, bool_, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+
+M, N, K, T, B = po.sizes("M N K T B")
+i, j, k, r, s, h, w = po.indices("i j k r s h w")
+
+RNG = np.random.default_rng(11)
+X = RNG.standard_normal((5, 7)).astype(np.float32)
+W = RNG.standard_normal((7, 6)).astype(np.float32)
+V = RNG.standard_normal(9)
+DTYPES = [bool_, i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32, f64]
+
+
+# --- guards -----------------------------------------------------------------------------------------------------
+
+
+def test_a_guard_defines_only_where_it_holds() -> None:
+    @po.op
+    def lower(x: f64[N, N]):
+        low = po.tensor("low")
+        low[i, j] = po.when(j <= i, x[i, j])
+        low[i, j] = po.when(j > i, 0)
+        return low
+
+    x = RNG.standard_normal((6, 6))
+    assert_array_equal(lower(x), np.tril(x))
+
+
+def test_a_guard_on_an_update_restricts_what_is_summed() -> None:
+    @po.op
+    def f(x: f64[N, N]):
+        y = po.tensor("y")
+        y[i] += po.when(j < i, x[i, j])
+        return y
+
+    x = RNG.standard_normal((6, 6))
+    assert_allclose(f(x), np.tril(x, -1).sum(1))
+
+
+def test_conditions_combine() -> None:
+    @po.op
+    def f(x: f64[N]):
+        y = po.tensor("y")
+        inside = (i > 1) & (i < 5) | (i == 7)
+        y[i] = po.when(inside, x[i])
+        y[i] = po.when(~inside, -1.0)
+        return y
+
+    n = np.arange(8)
+    assert_array_equal(f(V[:8]), np.where((n > 1) & (n < 5) | (n == 7), V[:8], -1))
+
+
+def test_where_with_an_affine_condition_reads_only_the_branch_taken() -> None:
+    @po.op
+    def shifted(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = po.where(i == 0, 0, x[i - 1])
+        return y
+
+    for n in (1, 2, 9):
+        assert_array_equal(shifted(V[:n]), np.concatenate([[0], V[:n]]))
+
+
+def test_where_with_data_selects_and_both_branches_must_be_in_bounds() -> None:
+    @po.op
+    def f(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = po.where(x[i] > 0, x[i], x[i] * 10)
+        return y
+
+    assert_array_equal(f(V), np.where(V > 0, V, V * 10))
+    t = po.index("t", extent=N)
+
+    @po.op
+    def g(x: f64[N]):
+        y = po.tensor("y")
+        y[t] = po.where(x[t] > 0, x[t], x[t - 1])
+        return y
+
+    with pytest.raises(po.BoundsError):
+        g(V)
+
+
+# --- index ranges -----------------------------------------------------------------------------------------------
+
+
+def test_an_explicit_range_wins_and_may_be_empty() -> None:
+    @po.op
+    def f(x: f64[N]):
+        a, b, c = po.index("a", extent=3), po.index("b", 1, N), po.index("c", 4, 4)
+        y, z, e = po.tensors("y z e")
+        y[a] = x[a]
+        z[()] += x[b]
+        e[()] += x[c]
+        return y, z, e
+
+    y, z, e = f(V)
+    assert_array_equal(y, V[:3])
+    assert_allclose(z, V[1:].sum())
+    assert e == 0
+
+
+def test_an_index_takes_the_extent_of_the_dimension_where_it_stands_alone() -> None:
+    @po.op
+    def f(x: f64[M, N], y: f64[M]):
+        z = po.tensor("z")
+        z[i, j] = x[i, j] + y[i]
+        return z
+
+    with pytest.raises(po.ShapeError):
+        f(np.ones((3, 4)), np.ones(4))
+
+
+def test_extents_that_disagree_name_both_places() -> None:
+    @po.op
+    def f(x: f64[M], y: f64[N]):
+        z = po.tensor("z")
+        z[i] = x[i] + y[i]
+        return z
+
+    assert_array_equal(f(V, V), 2 * V)
+    with pytest.raises(po.ShapeError) as failure:
+        f(V, V[:-1])
+    assert "'x'" in str(failure.value) and "'y'" in str(failure.value)
+
+
+def test_a_valid_convolution_follows_from_its_equation() -> None:
+    @po.op
+    def conv(x: f64[M, N], f: f64["R", "S"]):  # noqa: UP037 - strings name sizes
+        y = po.tensor("y")
+        y[h, w] += x[h + r, w + s] * f[r, s]
+        return y
+
+    x, f = RNG.standard_normal((8, 9)), RNG.standard_normal((3, 2))
+    wanted = sum(f[a, b] * x[a : a + 6, b : b + 8] for a in range(3) for b in range(2))
+    assert_allclose(conv(x, f), wanted)
+
+
+def test_the_largest_range_for_which_every_read_is_in_bounds() -> None:
+    @po.op
+    def f(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = x[i + 1] + x[i + 3]
+        return y
+
+    assert_array_equal(f(V), V[1:-2] + V[3:])
+
+
+def test_two_reads_with_offsets_give_n_minus_2_elements() -> None:
+    @po.op
+    def f(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = x[i] + x[i + 2]
+        return y
+
+    assert_array_equal(f(V), V[:-2] + V[2:])
+
+
+def test_extents_of_defined_tensors_determine_what_parameters_do_not() -> None:
+    @po.op
+    def f(x: f64[N]):
+        y, z = po.tensors("y z")
+        y[2 * i] = x[i]
+        y[2 * i + 1] = x[i]
+        z[j] = y[j] + 1
+        return z
+
+    assert_array_equal(f(V), np.repeat(V, 2) + 1)
+
+
+def test_inferred_extents_do_not_conflict_and_are_bounds_checked() -> None:
+    @po.op
+    def f(x: f64[N]):
+        y, z, both = po.tensors("y z both")
+        a, b = po.index("a", extent=4), po.index("b", extent=5)
+        y[a] = x[a]
+        z[b] = x[b]
+        both[i] = y[i] + z[i]
+        return both
+
+    assert_array_equal(f(V), 2 * V[:4])
+
+
+@pytest.mark.parametrize("boundary", ["pad", "clamp", "wrap"])
+def test_an_index_alone_in_a_padded_read_still_gives_the_extent(boundary: str) -> None:
+    @po.op
+    def f(x: f64[N]):
+        y = po.tensor("y")
+        read = x.pad(0) if boundary == "pad" else getattr(x, boundary)()
+        y[i] = read[i] + read[i + 2]
+        return y
+
+    mode: Any = {"pad": "constant", "clamp": "edge", "wrap": "wrap"}[boundary]
+    assert_array_equal(f(V), V + np.pad(V, (0, 2), mode)[2:])
+
+
+def test_an_undetermined_index_asks_for_an_extent() -> None:
+    @po.op
+    def f(x: f64[N]):
+        y = po.tensor("y")
+        y[i, j] = x[i]
+        return y
+
+    with pytest.raises(po.DefinitionError, match="extent="):
+        f(V)
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_is_the_smallest_box_that_holds_its_elements() -> None:
+    @po.op
+    def f(x: f64[N]):
+        y = po.tensor("y")
+        y[i + 2] = x[i]
+        y[0] = 0.0
+        y[1] = 1.0
+        return y
+
+    assert_array_equal(f(V), np.concatenate([[0, 1], V]))
+
+
+def test_a_guard_makes_the_box_smaller() -> None:
+    @po.op
+    def f(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = po.when(i < 4, x[i])
+        return y
+
+    assert f(V).shape == (4,)
+
+
+def test_boundaries_refer_to_the_box() -> None:
+    @po.op
+    def f(x: f64[N]):
+        y, z = po.tensors("y z")
+        y[i] = po.when(i < 4, x[i])
+        z[j] = y[j] * 0 + y.clamp()[j + 1]
+        return z
+
+    assert_array_equal(f(V), V[[1, 2, 3, 3]])
+
+
+def test_conditions_on_symbolic_sizes_are_checked_at_the_call() -> None:
+    @po.op(dynamic=True)
+    def f(x: f64[N]):
+        y = po.tensor("y")
+        y[0] = x[2]
+        return y
+
+    assert_array_equal(f(V), V[2:3])
+    with pytest.raises(po.ShapeError) as failure:
+        f(V[:2])
+    assert "N" in str(failure.value)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_emptiness_is_checked_only_where_guards_hold(dynamic: bool) -> None:
+    @po.op(dynamic=dynamic)
+    def f(x: f64[M, N]):
+        y = po.tensor("y")
+        y[i] = po.max(x[i, j], j)
+        return y
+
+    assert f(np.zeros((0, 0))).shape == (0,)
+    assert_array_equal(f(np.array([[1.0, 3.0]])), [3.0])
+    with pytest.raises(po.PolyoptError):
+        f(np.zeros((2, 0)))

@@ -1,0 +1,175 @@
+"""Section 1 of the language: whole-tensor sugar, results and options, one test for each statement."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import polyopt as po
+from polyopt import f64
+
+M, N, K, T = po.sizes("M N K T")
+i, j, k, l, r = po.indices("i j k l r")
+
+RNG = np.random.default_rng(12)
+X = RNG.standard_normal((5, 7))
+V = RNG.standard_normal(9)
+
+
+def value_of(expression: Any, *inputs: Any) -> Any:
+    """What an op of unannotated parameters returns."""
+    return po.op(expression)(*inputs)
+
+
+# --- whole-tensor sugar -------------------------------------------------------------------------------------------
+
+
+def test_arithmetic_between_tensors_broadcasts() -> None:
+    x, y, z = X, RNG.standard_normal(7), RNG.standard_normal((5, 1))
+    assert_array_equal(value_of(lambda x, y, z: (x + y) * z, x, y, z), (x + y) * z)
+    with pytest.raises(po.ShapeError):
+        value_of(lambda x, y: x + y, np.ones((2, 3)), np.ones((2, 4)))
+
+
+def test_elementwise_functions_take_tensors_and_results_may_be_subscripted() -> None:
+    @po.op
+    def f(x: f64[M, N]):
+        e = po.exp(x)
+        y = po.tensor("y")
+        y[j, i] = e[i, j] + 1
+        return y
+
+    assert_allclose(f(X), np.exp(X).T + 1)
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "mean", "argmax", "argmin"])
+@pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 1)])
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_reductions_of_whole_tensors(name: str, axis: Any, keepdims: bool) -> None:
+    if name.startswith("arg") and isinstance(axis, tuple):
+        return
+    options = {"keepdims": keepdims} | ({} if axis is None else {"axis": axis})
+    result = value_of(lambda x: getattr(po, name)(x, **options), X)
+    wanted = getattr(np, name)(X, axis=axis, keepdims=keepdims)
+    assert result.shape == np.shape(wanted)
+    assert_allclose(result, wanted)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_softmax(axis: int) -> None:
+    e = np.exp(X - X.max(axis, keepdims=True))
+    assert_allclose(value_of(lambda x: po.softmax(x, axis=axis), X), e / e.sum(axis, keepdims=True))
+
+
+def test_einsum_and_matrix_products() -> None:
+    x, y = RNG.standard_normal((4, 5)), RNG.standard_normal((5, 6))
+    batch = RNG.standard_normal((3, 5, 2))
+    for expression in (lambda x, y: po.einsum("mk,kn->mn", x, y), lambda x, y: x @ y):
+        assert_allclose(value_of(expression, x, y), x @ y)
+    assert_allclose(value_of(lambda x, y: x @ y, x, batch), x @ batch)
+    assert_allclose(value_of(lambda x, y: x @ y, x, V[:5]), x @ V[:5])
+    assert_allclose(value_of(lambda x, y: x @ y, V[:4], x), V[:4] @ x)
+    assert_allclose(value_of(lambda x, y: x @ y, V, V), V @ V)
+
+
+def test_transposes_and_reshapes() -> None:
+    x = RNG.standard_normal((3, 4, 5))
+    assert_array_equal(value_of(lambda x: x.T, x), x.T)
+    assert_array_equal(value_of(lambda x: x.transpose(1, 0, 2), x), x.transpose(1, 0, 2))
+    assert_array_equal(value_of(lambda x: x.transpose((2, 0, 1)), x), x.transpose((2, 0, 1)))
+    assert_array_equal(value_of(lambda x: x.transpose(), x), x.transpose())
+    assert_array_equal(value_of(lambda x: x.reshape(12, 5), x), x.reshape(12, 5))
+    assert_array_equal(value_of(lambda x: x.reshape(-1), x), x.reshape(-1))
+    assert_array_equal(value_of(lambda x: x.reshape((2, -1)), x), x.reshape((2, -1)))
+
+
+def test_slices() -> None:
+    x = RNG.standard_normal((6, 5))
+    for expression in (
+        lambda x: x[2],
+        lambda x: x[:, 0],
+        lambda x: x[::2],
+        lambda x: x[1:4],
+        lambda x: x[1:-1, 2:],
+        lambda x: x[:3, ::-1],
+        lambda x: x[-2],
+        lambda x: x[..., 1],
+        lambda x: x[::3, 1::2],
+    ):
+        assert_array_equal(value_of(expression, x), expression(x))
+
+
+def test_slices_by_sizes_and_compile_time_numbers() -> None:
+    @po.op
+    def f(x: f64[N, M], steps: int):
+        return x[N - 1], x[steps], x[: N // 2]
+
+    last, one, half = f(X, 3)
+    assert_array_equal(last, X[-1])
+    assert_array_equal(one, X[3])
+    assert_array_equal(half, X[:2])
+
+
+def test_concatenate_stack_and_makers() -> None:
+    x, y = RNG.standard_normal((2, 3)), RNG.standard_normal((4, 3))
+    assert_array_equal(value_of(lambda x, y: po.concatenate([x, y]), x, y), np.concatenate([x, y]))
+    assert_array_equal(value_of(lambda x: po.concatenate([x, x], axis=1), x), np.concatenate([x, x], axis=1))
+    assert_array_equal(value_of(lambda x: po.stack([x, -x]), x), np.stack([x, -x]))
+    assert_array_equal(value_of(lambda x: po.stack([x, -x], axis=-1), x), np.stack([x, -x], axis=-1))
+    assert_array_equal(value_of(lambda x: x + po.zeros((2, 3)), x), x)
+    assert_array_equal(value_of(lambda x: x + po.ones((2, 3)), x), x + 1)
+    assert_array_equal(value_of(lambda x: x + po.full((3,), 7.0), x), x + 7)
+    assert_array_equal(value_of(lambda x: x + po.arange(3), x), x + np.arange(3))
+    assert_array_equal(value_of(lambda x: x @ po.eye(3), x), x)
+
+
+def test_ops_inside_ops_are_inlined() -> None:
+    @po.op
+    def norm(x: f64[N]):
+        return po.sqrt(po.sum(x * x))
+
+    @po.op
+    def f(x: f64[M]):
+        return x / norm(x), norm(2 * x)
+
+    unit, twice = f(V)
+    assert_allclose(unit, V / np.linalg.norm(V))
+    assert_allclose(twice, 2 * np.linalg.norm(V))
+
+
+# --- results ----------------------------------------------------------------------------------------------------
+
+Pair = namedtuple("Pair", "low high")
+
+
+@pytest.mark.parametrize("make", [lambda a, b: (a, b), lambda a, b: Pair(a, b), lambda a, b: {"a": a, "b": b}])
+def test_results_have_the_structure_that_the_function_returns(make: Any) -> None:
+    result = value_of(lambda x: make(x + 1, po.sum(x)), V)
+    wanted = make(V + 1, V.sum())
+    assert type(result) is type(wanted)
+    pairs = [(result[key], wanted[key]) for key in wanted] if isinstance(wanted, dict) else list(zip(result, wanted))
+    for found, expected in pairs:
+        assert isinstance(found, np.ndarray)
+        assert_allclose(found, expected)
+
+
+def test_0d_results_are_0d_arrays() -> None:
+    result = value_of(lambda x: po.sum(x), V)
+    assert type(result) is np.ndarray and result.shape == ()
+
+
+@pytest.mark.parametrize("numerics", ["default", "strict", "fast"])
+def test_numerics_are_chosen_by_an_option(numerics: Any) -> None:
+    op = po.op(numerics=numerics)(lambda x: po.softmax(x, axis=-1))
+    assert_allclose(op(X).sum(1), np.ones(5))
+
+
+def test_an_unknown_option_value_is_an_argument_error() -> None:
+    with pytest.raises(po.ArgumentError):
+        po.op(numerics="sloppy")(lambda x: x)  # type: ignore[call-overload]
+    with pytest.raises(po.ArgumentError):
+        po.op(target="toaster")(lambda x: x)
