@@ -113,23 +113,6 @@ STAGES = [
     *("program", "problem", "rewritten", "scop", "domains", "accesses", "dependences", "fusion", "schedule", "tiling"),
     *("mapping", "loops", "c", "llvm", "asm", "report"),
 ]
-    "program",
-    "problem",
-    "rewritten",
-    "scop",
-    "domains",
-    "accesses",
-    "dependences",
-    "fusion",
-    "schedule",
-    "tiling",
-    "mapping",
-    "loops",
-    "c",
-    "llvm",
-    "asm",
-    "report",
-]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
