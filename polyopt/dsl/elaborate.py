@@ -325,22 +325,31 @@ def _equation(definition: Definition, types: Mapping[Handle, DType], reserved: f
 _MOST_OPERATIONS = 50_000
 
 
+def _operations(value: ir.Expr) -> int:
+    """Nodes of a value written out, each shared one counted as often as it is used; without recursion."""
+    counts: dict[int, int] = {}
+    work = [value]
+    while work:
+        node = work[-1]
+        missing = [child for child in ir.children(node) if id(child) not in counts]
+        if missing:
+            work.extend(missing)
+            continue
+        counts[id(node)] = 1 + sum(counts[id(child)] for child in ir.children(node))
+        work.pop()
+    return counts[id(value)]
+
+
 def _check_count(value: ir.Expr, definition: Definition) -> None:
     """Raises `DefinitionError` for a value that repeats its parts until it is too large to compile."""
-    counts: dict[int, int] = {}
-
-    def count(node: ir.Expr) -> int:
-        if id(node) not in counts:
-            counts[id(node)] = 1 + sum(count(child) for child in ir.children(node))
-        return counts[id(node)]
-
-    if count(value) > _MOST_OPERATIONS:
+    operations = _operations(value)
+    if operations > _MOST_OPERATIONS:
         raise DefinitionError(
             f"the definition of '{definition.tensor.name}' has more than {_MOST_OPERATIONS} operations",
             where=definition.span,
             why="A Python value that is used twice is written out twice, so repeated squaring doubles each time.",
             fix="give repeated parts a tensor of their own: t[i] = ..., and read t[i].",
-            facts={"operations": count(value)},
+            facts={"operations": operations},
         )
 
 
