@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from polyopt.codegen_c.c_source import as_c, identifier
+from polyopt.codegen_c.c_source import as_c, symbol_of
 from polyopt.codegen_c.emit import LlvmModule, emit
 from polyopt.dsl.ir import Const, Op, Reducer, Var
 from polyopt.dtypes import DType, f32, from_numpy, i64
@@ -217,7 +217,7 @@ def run_c_program(
     command = [GCC, *_SHARED[openmp], "-shared", "-fPIC", "-o", str(library), str(source), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + text
-    kernel = ctypes.CDLL(str(library))[identifier(program.name)]
+    kernel = ctypes.CDLL(str(library))[symbol_of(program)]
     kernel.restype = ctypes.c_int64
     kernel.argtypes = [ctypes.c_void_p] * len(arrays) + [ctypes.c_int64] * len(size_values)
     result = kernel(*(array.ctypes.data for array in arrays.values()), *size_values)
