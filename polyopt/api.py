@@ -191,7 +191,8 @@ class Op:
     def _problem(self, traced: Traced, sizes: Mapping[str, int], target: Target) -> Problem:
         """The problem for known sizes; those that are dynamic, and those not known, stay symbolic."""
         dynamic = self._dynamic(traced.program.sizes)
-        program = specialise(traced.program, {name: size for name, size in sizes.items() if name not in dynamic})
+        with compilation.working(traced.program):
+            program = specialise(traced.program, {name: size for name, size in sizes.items() if name not in dynamic})
         return Problem(program, program.sizes, {}, target, self._choices.numerics)
 
     def _dynamic(self, sizes: Sequence[str]) -> frozenset[str]:

@@ -7,10 +7,11 @@ import functools
 import json
 import logging
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +22,7 @@ from polyopt import target as targets
 from polyopt.cache import Entry
 from polyopt.dsl import ir
 from polyopt.dsl.ir import Program
-from polyopt.errors import ArgumentError, BackendUnavailable, CompileError, ShapeError, Span
+from polyopt.errors import ArgumentError, BackendUnavailable, CompileError, DefinitionError, ShapeError, Span
 from polyopt.progress import Progress
 from polyopt.runtime import fastcall, jit
 from polyopt.runtime.arrays import Array, Layout
@@ -68,6 +69,10 @@ class Problem:
     result_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
+DEEPEST_CALLS = 6000
+"""Calls inside each other while compiling; a thread's stack of 8 MiB holds twice as many."""
+
+
 class _Compiler:
     """The kernels of this process, and the lock under which they are made.
 
@@ -76,17 +81,17 @@ class _Compiler:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
         self._quick_code: LoadedCode | None = None
         self._has_quick_code = False
         if hasattr(os, "register_at_fork"):
-            release = self._lock.release
-            os.register_at_fork(before=self._lock.acquire, after_in_parent=release, after_in_child=release)
+            release = self.lock.release
+            os.register_at_fork(before=self.lock.acquire, after_in_parent=release, after_in_child=release)
 
     def kernel(self, problem: Problem) -> Kernel:
-        key = _key(problem)
-        with self._lock:
+        with working(problem.program):
+            key = _key(problem)
             kernel = self._kernels.get(key)
             if kernel is None:
                 kernel = self._kernels[key] = _from_disk(key) or _compile(problem, key)
@@ -95,7 +100,7 @@ class _Compiler:
     def lower(self, problem: Problem) -> Lowering:
         from polyopt import pipeline
 
-        with self._lock:
+        with working(problem.program):
             return pipeline.lower(pipeline.resolve(problem.program), _options(problem))
 
     def check_strictly(
@@ -107,14 +112,14 @@ class _Compiler:
     ) -> None:
         from polyopt import strict
 
-        with self._lock:
+        with self.lock:
             lowering = self.lower(problem)
             if strict.is_small(lowering, sizes):
                 strict.check(lowering, sizes, arrays)
                 strict.check_results(lowering, sizes, arrays, run())
 
     def quick_code(self) -> LoadedCode | None:
-        with self._lock:
+        with self.lock:
             if not self._has_quick_code:
                 self._has_quick_code = True
                 self._quick_code = _load_quick_code() if settings.current().fast_call else None
@@ -123,11 +128,34 @@ class _Compiler:
     def resolve(self, program: Program) -> Program:
         from polyopt import pipeline
 
-        with self._lock:
+        with working(program):
             return pipeline.resolve(program)
 
 
 _COMPILER = _Compiler()
+
+
+@contextmanager
+def working(program: Program) -> Iterator[None]:
+    """Holds the compiler's lock, with room for expressions of a thousand terms: each level takes a few calls.
+
+    Raises `DefinitionError` where an expression is nested more deeply than that.
+    """
+    with _COMPILER.lock:
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(before, DEEPEST_CALLS))
+        try:
+            yield
+        except RecursionError:
+            raise DefinitionError(
+                f"an expression of op '{program.name}' is nested too deeply to compile",
+                where=next((equation.span for equation in program.equations), None),
+                why="It has more than a thousand operations inside each other.",
+                fix="give parts of it tensors of their own, or sum over an index instead of in a Python loop",
+                facts={"op": program.name},
+            ) from None
+        finally:
+            sys.setrecursionlimit(before)
 
 
 def kernel_for(problem: Problem) -> Kernel:

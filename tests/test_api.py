@@ -585,3 +585,23 @@ def test_scalars_and_constants_are_told_apart_in_later_calls() -> None:
             scale(V, "2")
         with pytest.raises(ArgumentError):
             matmul(X, W, X)
+
+
+def test_a_sum_of_hundreds_of_terms_compiles_and_one_of_thousands_is_refused() -> None:
+    def many(terms: int) -> po.Op:
+        @po.op
+        def op(x: f32[N]) -> object:
+            y = po.tensor("y")
+            value = x[i]
+            for d in range(terms):
+                value = value + x.pad(0)[i - d % 3]
+            y[i] = value
+            return y
+
+        return op
+
+    x = np.arange(5, dtype=np.float32)
+    shifted = [np.concatenate([np.zeros(d, np.float32), x[: 5 - d]]) for d in range(3)]
+    np.testing.assert_array_equal(many(300)(x), x + 100 * sum(shifted))
+    with pytest.raises(po.DefinitionError, match="nested too deeply"):
+        many(3000)(x)
