@@ -96,7 +96,7 @@ class _Builder:
     arrays: dict[str, Array] = field(init=False)
     statements: list[Statement] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
-    hoisted: dict[tuple[object, ...], ir.Read] = field(default_factory=dict)
+    hoisted: dict[tuple[object, ...], tuple[ir.Read, _Scope]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.arrays = {}
@@ -235,13 +235,14 @@ class _Builder:
         kept = tuple(a for a in scope.axes if a.name in used)
         key = (reduce, scope.condition, scope.axes, id(scope.within))
         if key in self.hoisted:
-            return self.hoisted[key]
+            return self.hoisted[key][0]
         shape = tuple(a.upper[0] - a.lower[0] for a in kept)
         array = self.new_array(f"{hint}_{reduce.reducer.name}", reduce.dtype, shape)
         subscripts = tuple(axis(a.name) - a.lower[0] for a in kept)
         self.add_reduction_over(array, subscripts, reduce, scope, kept)
-        self.hoisted[key] = ir.Read(array, subscripts, reduce.dtype, span=reduce.span)
-        return self.hoisted[key]
+        read = ir.Read(array, subscripts, reduce.dtype, span=reduce.span)
+        self.hoisted[key] = read, scope  # the scope lives on: its identity is in the key
+        return read
 
     def add_reduction_over(
         self,

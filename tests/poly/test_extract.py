@@ -360,3 +360,33 @@ def test_a_local_tensor_is_local_storage() -> None:
     second = equation("y", ["i"], read("a", "i"), axes=[axis("i")])
     scop = of([tensor("x", 4), local("a", 1), output("y", 1)], [first, second])
     assert {array.name: array.role for array in scop.arrays} == {"x": "input", "a": "local", "y": "output"}
+
+
+def test_one_reduction_under_two_guards_is_computed_for_both() -> None:
+    """Sums inside sums: what is shared is shared only under the same guards."""
+
+    @po.op
+    def pieces(x: f64[M, N]):
+        i, j, k, m = (po.index(n, extent=e) for n, e in (("i", M), ("j", N), ("k", N), ("m", N)))
+        y = po.tensor("y", shape=(M, N))
+        inner = po.sum(x[i, m], m, where=m <= k)
+        for row in range(4):
+            y[i, j] = po.when((i == row) & (j < 2), po.sum(x[i, k] * inner, k) + float(row))
+            y[i, j] = po.when((i == row) & (j >= 2), po.sum(x[i, k] * inner * inner, k))
+        return y
+
+    x = np.random.default_rng(0).random((4, 3))
+    np.testing.assert_allclose(pieces(x), pieces.reference(x), rtol=1e-12)
+
+
+def test_a_reduction_without_a_start_value_begins_with_its_first_point() -> None:
+    @po.op
+    def folded(x: f64[M, N]):
+        y = po.tensor("y")
+        y[i] = po.reduce(lambda a, b: a * 0.5 + b, x[i, k], k)
+        return y
+
+    first, update = scop_of(folded, M=3, N=4).statements
+    assert (first.role, update.role) == ("init", "update") and first.reducer is None
+    assert same(first.domain, f"{{ {first.name}[i, k] : 0 <= i < 3 and k = 0 }}")
+    assert same(update.domain, f"{{ {update.name}[i, k] : 0 <= i < 3 and 1 <= k < 4 }}")
