@@ -265,7 +265,7 @@ def _absolute(f: Function, a: Value, *, signed: bool) -> Value:
 def _shift(f: Function, a: Value, b: Value, *, opcode: str) -> Value:
     bits = int(a.scalar[1:])
     inside = compare(f, "ult", b, like(a, bits))
-    if opcode != "shl":
+    if opcode == "ashr":
         return binary(f, opcode, a, select(f, inside, b, splat(f, like(a, bits - 1), b.lanes)))
     shifted = binary(f, opcode, a, select(f, inside, b, splat(f, like(a, 0), b.lanes)))
     return select(f, inside, shifted, splat(f, like(a, 0), shifted.lanes))

@@ -75,10 +75,11 @@ def _shift_left(a: Any, b: Any) -> Any:
 
 
 def _shift_right(a: Any, b: Any) -> Any:
-    """`a >> b`, arithmetic; a count out of range shifts everything out and leaves the sign."""
-    width = np.dtype(np.result_type(a)).itemsize * 8
-    inside = np.logical_and(np.greater_equal(b, 0), np.less(b, width))
-    return np.right_shift(a, np.where(inside, b, np.full_like(b, width - 1)))
+    """`a >> b`; a count out of range shifts everything out and leaves the sign of a signed integer, else 0."""
+    dtype = np.dtype(np.result_type(a))
+    inside = np.logical_and(np.greater_equal(b, 0), np.less(b, dtype.itemsize * 8))
+    shifted = np.right_shift(a, np.where(inside, b, np.full_like(b, dtype.itemsize * 8 - 1)))
+    return shifted if dtype.kind == "i" else np.where(inside, shifted, np.zeros_like(a))
 
 
 def _logistic(x: Any) -> Any:

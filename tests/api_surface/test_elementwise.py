@@ -153,6 +153,16 @@ def test_integer_operations_follow_numpy(dtype: Any) -> None:
             assert_array_equal(result, wanted)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
+def test_shifts_by_the_width_or_more_follow_numpy(dtype: Any) -> None:
+    info = np.iinfo(dtype)
+    counts = np.array([0, 1, info.bits - 1, info.bits, info.bits + 1, 100] * 7, dtype)
+    x = np.repeat(np.array([1, 3, 5, info.max, info.min, info.max - 1, 0], dtype), 6)
+    assert_array_equal(value_of(lambda x, y: x << y, x, counts), x << counts)
+    assert_array_equal(value_of(lambda x, y: x >> y, x, counts), x >> counts)
+    assert_array_equal(po.op(lambda x, y: x >> y).reference(x, counts), x >> counts)
+
+
 def test_floor_division_and_remainder_follow_the_sign_of_python() -> None:
     x, y = np.array([7, -7, 7, -7], np.int32), np.array([3, 3, -3, -3], np.int32)
     assert_array_equal(value_of(lambda x, y: x // y, x, y), [2, -3, -3, 2])
