@@ -47,8 +47,21 @@ class Extents:
         return max(total, 1)
 
     def instances(self, statement: str) -> int:
-        """Points of the bounding box of a statement's domain."""
+        """Points of a statement's domain, at most: the product of the greatest extent of each axis for one choice of
+        the axes before it. An axis that stays within the tile of an earlier one counts the tile."""
+        found = self.scop.statement(statement)
         total = 1
-        for name in self.scop.statement(statement).axes:
-            total *= self.axis(statement, name)
+        for position, name in enumerate(found.axes):
+            whole = self.axis(statement, name)
+            total *= whole if position == 0 or whole <= 1 else min(whole, self._run(found.domain, position))
         return total
+
+    def _run(self, domain: isl.Set, position: int) -> int:
+        """The greatest distance of two points that differ in one axis and those behind it, counting both ends."""
+        if domain.dim(isl.dim_type.param):
+            return ASSUMED
+        leading = domain.project_out(isl.dim_type.set, position + 1, domain.dim(isl.dim_type.set) - position - 1)
+        values = isl.Map.from_range(leading.reset_tuple_id() if leading.has_tuple_id() else leading)
+        values = values.move_dims(isl.dim_type.in_, 0, isl.dim_type.out, 0, position)
+        greatest = values.reverse().apply_range(values).deltas().dim_max_val(0)
+        return int(greatest.to_python()) + 1 if greatest.is_int() else ASSUMED
