@@ -76,7 +76,11 @@ static inline $T $name($T a, $T b)
     return q - whole > ($T)0.5 ? whole + 1 : whole;
 }""",
     "shl_int": "static inline $T $name($T a, $T b) { return ($U)b < $bits ? ($T)(($U)a << b) : 0; }",
-    "shr_int": "static inline $T $name($T a, $T b) { return ($T)(($U)b < $bits ? a >> b : a >> $bits / 2 >> $bits / 2); }",
+    "shr_int": """\
+static inline $T $name($T a, $T b)
+{
+    return ($T)(($U)b < $bits ? a >> b : a >> $bits / 2 >> $bits / 2);
+}""",
     "pow_int": """\
 static inline $T $name($T a, $T b)
 {
