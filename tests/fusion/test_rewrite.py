@@ -290,7 +290,7 @@ def test_axes_of_the_producer_become_subscripts_of_the_reader() -> None:
         a, z, j = po.tensor("a"), po.tensor("z"), po.index("j", extent=N)
         a[i] = po.where(i % 2 == 0, x[i], y[i]) + po.cast(i, f64)
         z[j] = po.when(j < N - 1, a[j + 1])
-        z[j] = po.when(j == N - 1, a[0])
+        z[j] = po.when(j == N - 1, a[j])
         return z
 
     x, y = np.arange(5.0), np.arange(5.0) * 10
