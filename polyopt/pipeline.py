@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 import islpy as isl
 
-from polyopt import export
 from polyopt import report as reports
 from polyopt import target as targets
 from polyopt import text as texts
-from polyopt.codegen_c import c_entry, emit, mapping
+from polyopt.codegen_c import emit, mapping
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
@@ -45,6 +44,7 @@ from polyopt.tiling.plan import TilingPlan
 
 if TYPE_CHECKING:
     from polyopt.codegen_c.emit import LlvmModule
+    from polyopt.export import Saved
 
 _LOG = logging.getLogger(__name__)
 _STAGE_LOGS = {name: logging.getLogger(f"polyopt.{name}") for name in ("schedule", "fusion", "codegen")}
@@ -200,7 +200,7 @@ class Lowering:
         fused = trees.numbered(self.fusion.tree)
         tiling = TilingPlan(()) if simple else tiling_decide.decide(self.scop, fused, self.options.target)
         tiled = tiling_apply.apply(fused, tiling)
-        threads = mapping.CpuMapping((), ()) if simple else mapping.decide(self.scop, tiled)
+        threads = mapping.CpuMapping((), ()) if simple else mapping.decide(self.scop, tiled, self.options.target)
         tree = mapping.apply(tiled, threads)
         schedule = trees.as_schedule(tree, self.scop)
         places = (
@@ -289,13 +289,16 @@ class Lowering:
             case _:
                 raise ArgumentError(f"there is no source of kind '{kind}'", fix="one of c, llvm, asm")
 
-    def save(self, name: str | Path) -> export.Saved:
+    def save(self, name: str | Path) -> Saved:
         """Write the kernel for programs without Python: `name.h`, `name.c`, and `name.so`.
 
         The library has one function, `int64_t op(const float *x, ..., int64_t N, ...)`, which the header describes; it
         is the kernel's own machine code. Where there is no C compiler, `name.o` takes the library's place.
         Raises `ArgumentError` where the files cannot be written, and `CompileError` where the compiler fails.
         """
+        from polyopt import export  # these two open with the first save
+        from polyopt.codegen_c import c_entry
+
         text = c_entry.with_c_entry(self.loops, self.module)
         conditions = [condition_text(condition) for condition in self.program.conditions]
         target = self.options.target

@@ -12,10 +12,8 @@ from typing import assert_never
 
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, statements
+from polyopt.target import Target
 from polyopt.tiling.extents import Extents
-
-PARALLEL_INSTANCES = 1 << 15
-"""Statement instances below which one thread is as fast: dispatch costs about 13 microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +41,12 @@ class CpuMapping:
         return "\n".join(lines) or "no parallel loop"
 
 
-def decide(scop: Scop, tree: Tree) -> CpuMapping:
+def decide(scop: Scop, tree: Tree, target: Target) -> CpuMapping:
     """Chooses the parallel loops of a tiled tree."""
     extents = Extents(scop)
     found = list(_candidates(tree, extents, {}))
-    parallel = tuple(loop for loop in found if loop.instances >= PARALLEL_INSTANCES)
-    return CpuMapping(parallel, tuple(loop.name for loop in found if loop.instances < PARALLEL_INSTANCES))
+    parallel = tuple(loop for loop in found if loop.instances >= target.parallel_instances)
+    return CpuMapping(parallel, tuple(loop.name for loop in found if loop not in parallel))
 
 
 def apply(tree: Tree, mapping: CpuMapping) -> Tree:
