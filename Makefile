@@ -60,7 +60,8 @@ bench-compile: $(READY)  ## compile, cache, import and call times
 docs: $(READY)  ## rewrite the command outputs that README and docs show
 	$(BIN)/python docs/refresh.py
 
-fuzz: $(READY)  ## the property tests with many more examples
+fuzz: $(READY)  ## ten minutes of random operators, then the property tests with many more examples
+	$(BIN)/polyopt fuzz --seconds 600
 	$(BIN)/pytest -q -n $(JOBS) -m 'hypothesis and not cuda' --hypothesis-profile=fuzz --timeout=0
 
 trust: $(READY)  ## the full matrix: every size, layout and dtype; exhaustive scalar functions

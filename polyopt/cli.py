@@ -21,6 +21,7 @@ from polyopt import cache, export, measure, text
 from polyopt.api import Op
 from polyopt.dsl.text import program_text
 from polyopt.errors import ArgumentError, PolyoptError
+from polyopt.fuzz.campaign import Campaign
 from polyopt.loops.ir import LoopProgram
 from polyopt.loops.text import loop_dot, loop_html, loop_json, loop_text
 from polyopt.measure import Case
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="polyopt", description="Tensor operators as equations, scheduled by polyopt.")
     parser.add_argument("--version", action="version", version=f"polyopt {_installed('polyopt')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_show_schedule, _add_demo, _add_bench, _add_cache, _add_doctor):
+    for add in (_add_show_schedule, _add_demo, _add_bench, _add_fuzz, _add_cache, _add_doctor):
         add(commands)
     return parser
 
@@ -317,6 +318,32 @@ def _bench_rows(report: Report, compile_s: float, run_s: float) -> Iterator[tupl
     yield "operations", f"{report.flops:.3g}, {report.flops / run_s / 1e9:.3g} G a second"
     yield "bytes", f"{report.bytes:.3g}, {report.bytes / run_s / 1e9:.3g} G a second"
     yield "threads", str(pool.num_threads())
+
+
+# --- fuzz -------------------------------------------------------------------------------------------------------
+
+
+def _add_fuzz(commands: Commands) -> None:
+    parser = commands.add_parser("fuzz", help="hold random operators against the reference, without tolerance")
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="N", help="how long; default: 60")
+    parser.add_argument("--seed", type=int, metavar="S", help="the first seed; by default one drawn from the clock")
+    parser.set_defaults(run=_fuzz)
+
+
+def _fuzz(options: argparse.Namespace) -> None:
+    seed = options.seed if options.seed is not None else time.time_ns() % (1 << 40)
+    campaign, failures = Campaign(seed), 0
+    print(f"from seed {seed}")
+    for finding in tqdm(campaign.run(options.seconds), desc="operators", unit="op", leave=False, disable=None):
+        if finding is not None:
+            failures += 1
+            tqdm.write(f"\n{finding}", file=sys.stdout)
+    rejected = ", ".join(f"{kind} {count}" for kind, count in campaign.rejections.most_common())
+    print(f"seeds {seed} to {seed + campaign.total - 1}: {campaign.counts['agrees']} of {campaign.total} agree")
+    print(f"rejected by the kernel and the reference: {campaign.counts['rejected']}{f' ({rejected})' * bool(rejected)}")
+    if failures:
+        print(f"failures: {failures}", file=sys.stderr)
+        raise SystemExit(EXIT_FAILED)
 
 
 # --- cache ------------------------------------------------------------------------------------------------------

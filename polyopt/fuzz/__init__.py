@@ -1,0 +1,1 @@
+"""Random operators, held against the reference without tolerance: what `polyopt fuzz` runs."""

@@ -1,0 +1,188 @@
+"""A random operator as a value: parameters, definitions and a call, and the source text that they stand for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+INDICES: Mapping[str, tuple[str, str]] = {
+    "M": ("i", "ii"),
+    "N": ("j", "jj"),
+    "K": ("k", "kk"),
+    "2*M": ("d", "dd"),
+    "T": ("t", "tt"),
+}
+"""The two index variables over each extent."""
+
+DTYPES = ("bool_", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Part of an expression. template: its text, with `{}` for each part.
+
+    dtype: of its value; "" for a condition on indices
+    bound: greatest absolute value, so that float arithmetic stays exact
+    fixed: shrinking keeps it, since exactness rests on it
+    """
+
+    template: str
+    parts: tuple[Node, ...] = ()
+    dtype: str = ""
+    bound: float = 0.0
+    fixed: bool = False
+
+    def __str__(self) -> str:
+        return self.template.format(*self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """`left operator value`, under `po.when(guard, …)` if there is a guard. left: the tensor's subscript, "[i, j]"."""
+
+    left: str
+    value: Node
+    operator: str = "="
+    guard: Node | None = None
+
+    def text(self, name: str) -> str:
+        value = str(self.value) if self.guard is None else f"po.when({self.guard}, {self.value})"
+        return f"{name}{self.left} {self.operator} {value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A tensor and its equations.
+
+    dims:  extents as texts, such as "M" or "2*M"
+    typed, shaped: whether dtype and shape are declared
+    whole: the tensor as one expression over whole tensors, in place of equations
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str
+    equations: tuple[Equation, ...]
+    typed: bool = True
+    shaped: bool = True
+    whole: Node | None = None
+
+    def declaration(self) -> Iterator[str]:
+        if self.whole is not None:
+            return
+        options = [f'"{self.name}"']
+        if self.shaped:
+            options.append(f"shape={_tuple(self.dims)}")
+        if self.typed:
+            options.append(f"dtype=po.{self.dtype}")
+        yield f"{self.name} = po.tensor({', '.join(options)})"
+
+    def lines(self) -> Iterator[str]:
+        if self.whole is not None:
+            yield f"{self.name} = {self.whole}"
+        yield from (equation.text(self.name) for equation in self.equations)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An argument: whole numbers in [low, high], drawn from `seed`, laid out in memory as `layout` says."""
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str
+    low: int
+    high: int
+    layout: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An operator with its call.
+
+    sizes:   values of the symbolic sizes
+    extents: whether index variables carry their extents
+    options: of `@po.op`, as texts
+    out:     None, a layout, or "input": the memory of the first argument that fits, or "overlap": shifted by one
+    """
+
+    seed: int
+    sizes: tuple[tuple[str, int], ...]
+    parameters: tuple[Parameter, ...]
+    definitions: tuple[Definition, ...]
+    results: tuple[str, ...]
+    extents: bool = True
+    options: tuple[tuple[str, str], ...] = ()
+    threads: int = 1
+    out: str | None = None
+
+    def operator_source(self) -> str:
+        """The operator `fuzzed` as a module of its own."""
+        body = [line for definition in self.definitions for line in definition.declaration()]
+        body += [line for definition in self.definitions for line in definition.lines()]
+        body.append(f"return {self.results[0] if len(self.results) == 1 else ', '.join(self.results)}")
+        signature = ", ".join(f"{p.name}: po.{p.dtype}[{_dims(p.dims)}]" for p in self.parameters)
+        options = ", ".join(f"{name}={text}" for name, text in self.options)
+        machine = any("preset(" in text for _, text in self.options)
+        used = set(re.findall(r"\w+", "\n".join((*body, signature))))
+        lines = [
+            *(("from dataclasses import replace", "") if machine else ()),
+            "import polyopt as po",
+            *(("from polyopt.target import preset",) if machine else ()),
+            "",
+            *(f'{name} = po.size("{name}")' for name, _ in self.sizes),
+            *(f"{name} = {text}" for name, text in self._indices() if name in used),
+            "",
+            f"@po.op({options})" if options else "@po.op",
+            f"def fuzzed({signature}):",
+            *(f"    {line}" for line in body),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def script(self) -> str:
+        """A program that runs the operator and compares it with its reference."""
+        numbers = dict(self.sizes)
+        drawn = [
+            f"{p.name} = draw({shape_of(p.dims, numbers)}, {p.dtype!r}, {p.low}, {p.high}, {p.layout!r}, seed={p.seed})"
+            for p in self.parameters
+        ]
+        call = ", ".join(p.name for p in self.parameters)
+        lines = [
+            f"# seed {self.seed}",
+            self.operator_source(),
+            "from polyopt.fuzz.arrays import draw",
+            "from polyopt.fuzz.check import compare",
+            "",
+            *drawn,
+            f"po.set_num_threads({self.threads})",
+            f"compare(fuzzed, ({call}{',' * (len(self.parameters) == 1)}), out={self.out!r})",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _indices(self) -> Iterator[tuple[str, str]]:
+        for size, names in INDICES.items():
+            for name in names:
+                extent = f", extent={size}" if self.extents or size in ("T", "2*M") else ""
+                yield name, f'po.index("{name}"{extent})'
+
+
+def shape_of(dims: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(extent_of(dim, sizes) for dim in dims)
+
+
+def extent_of(dim: str, sizes: Mapping[str, int]) -> int:
+    """The value of an extent: "3", "M", "2*M" or "T + 1"."""
+    if dim.startswith("2*"):
+        return 2 * sizes[dim[2:]]
+    if dim.endswith(" + 1"):
+        return sizes[dim[:-4]] + 1
+    return int(dim) if dim.isdigit() else sizes[dim]
+
+
+def _tuple(dims: tuple[str, ...]) -> str:
+    return f"({', '.join(dims)}{',' * (len(dims) == 1)})"
+
+
+def _dims(dims: tuple[str, ...]) -> str:
+    return ", ".join(dims) if dims else "()"

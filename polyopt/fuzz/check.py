@@ -1,0 +1,187 @@
+"""Runs one random operator and compares it with the reference, without tolerance."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.abc import InspectLoader
+from importlib.util import module_from_spec, spec_from_loader
+from typing import Any, Literal
+
+import numpy as np
+
+import polyopt as po
+from polyopt.errors import (
+    ArgumentError,
+    BackendUnavailable,
+    BoundsError,
+    DefinitionError,
+    DTypeError,
+    PolyoptError,
+    ShapeError,
+)
+from polyopt.fuzz.arrays import Array, draw, lay_out, shifted
+from polyopt.fuzz.case import Case, shape_of
+
+Verdict = Literal["agrees", "rejected", "fails"]
+REFUSALS = (DefinitionError, ShapeError, BoundsError, DTypeError, ArgumentError)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a case. kind: a word for the failure, or the error's type; detail: what was seen."""
+
+    verdict: Verdict
+    kind: str = ""
+    detail: str = ""
+
+
+class Mismatch(AssertionError):
+    """A kernel does not do what the reference does. kind: "mismatch", "refused", "accepted" or "fallback"."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail
+
+
+class _Text(InspectLoader):
+    """Loads a module from source text, which stays readable for error messages."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def get_source(self, fullname: str) -> str:
+        return self._source
+
+
+def load(source: str) -> po.Op:
+    """The operator `fuzzed` of a module's source."""
+    spec = spec_from_loader("polyopt_fuzzed", _Text(source), origin="fuzzed.py")
+    assert spec is not None, "a loader makes a specification"
+    module = module_from_spec(spec)
+    _Text(source).exec_module(module)
+    operator: po.Op = module.fuzzed
+    return operator
+
+
+def check(case: Case) -> Outcome:
+    """Runs a case. Every exception but a refusal that the reference shares is a failure."""
+    try:
+        operator = load(case.operator_source())
+        sizes = dict(case.sizes)
+        arguments = [
+            draw(shape_of(p.dims, sizes), p.dtype, p.low, p.high, p.layout, seed=p.seed) for p in case.parameters
+        ]
+        po.set_num_threads(case.threads)
+        compare(operator, arguments, out=case.out)
+    except Mismatch as found:
+        if found.kind == "refused" and "dynamic" in dict(case.options):
+            return Outcome("rejected", found.kind, found.detail)  # for some sizes, though not for these
+        return Outcome("fails", found.kind, found.detail)
+    except (*REFUSALS, BackendUnavailable) as error:
+        return Outcome("rejected", type(error).__name__, error.what)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+        return Outcome("fails", type(error).__name__, str(error))
+    return Outcome("agrees")
+
+
+def compare(operator: po.Op, arguments: Sequence[Array], *, out: str | None = None) -> None:
+    """Hold an operator against its reference. Raises `Mismatch`, or the refusal that both share."""
+    copies = [argument.copy() for argument in arguments]
+    wanted, refusal = _reference(operator, copies)
+    with _Warnings() as warnings:
+        results = _results(operator, arguments, wanted, refusal, out)
+        if out is None:
+            for _ in range(2):  # calls after the first take shorter ways into the kernel
+                _compare(_as_tuple(operator(*arguments)), results, "another call gives another result")
+    if wanted is not None:
+        _compare(results, wanted, "the kernel differs from the reference")
+    if out not in ("input", "overlap"):
+        _compare(arguments, copies, "an argument was changed")
+    if warnings.seen:
+        raise Mismatch("fallback", warnings.seen[0])
+
+
+def _reference(operator: po.Op, arguments: Sequence[Array]) -> tuple[tuple[Array, ...] | None, PolyoptError | None]:
+    """The results in the operator's own dtypes, or why there are none."""
+    try:
+        return _as_tuple(operator.reference(*arguments, numerics="strict")), None
+    except REFUSALS as refusal:
+        return None, refusal
+
+
+def _results(
+    operator: po.Op,
+    arguments: Sequence[Array],
+    wanted: tuple[Array, ...] | None,
+    refusal: PolyoptError | None,
+    out: str | None,
+) -> tuple[Array, ...]:
+    try:
+        results = _call(operator, arguments, wanted, out)
+    except REFUSALS as error:
+        if refusal is None:
+            raise Mismatch("refused", f"{type(error).__name__}: {error}") from error
+        raise
+    if refusal is not None:
+        raise Mismatch("accepted", f"the reference says {type(refusal).__name__}: {refusal}")
+    return results
+
+
+def _call(
+    operator: po.Op, arguments: Sequence[Array], wanted: tuple[Array, ...] | None, out: str | None
+) -> tuple[Array, ...]:
+    if out is None or wanted is None:
+        return _as_tuple(operator(*arguments))
+    given, outs = list(arguments), [lay_out(np.zeros_like(np.asarray(w)), out) for w in wanted]
+    if out in ("input", "overlap"):
+        _share_memory(given, outs, out)
+    operator(*given, out=outs[0] if len(outs) == 1 else tuple(outs))
+    return tuple(outs)
+
+
+def _share_memory(arguments: list[Array], outs: list[Array], out: str) -> None:
+    """Put the first result into the memory of the first argument that fits, if there is one."""
+    for number, argument in enumerate(arguments):
+        if argument.dtype == outs[0].dtype and argument.shape == outs[0].shape and argument.ndim:
+            if out == "input":
+                arguments[number] = outs[0] = argument.copy()
+            else:
+                arguments[number], outs[0] = shifted(argument)
+            return
+
+
+def _compare(got: Sequence[Array], wanted: Sequence[Array], what: str) -> None:
+    for number, (a, b) in enumerate(zip(got, wanted, strict=True)):
+        if a.dtype != b.dtype or a.shape != b.shape:
+            raise Mismatch("mismatch", f"{what}: {number} is {a.dtype}{a.shape} and should be {b.dtype}{b.shape}")
+        wrong = np.argwhere(np.asarray(a != b))
+        if len(wrong):
+            place = tuple(map(int, wrong[0]))
+            seen = f"{number}{list(place)} is {a[place]} and should be {b[place]}; {len(wrong)} of {a.size} are off"
+            raise Mismatch("mismatch", f"{what}: {seen}")
+
+
+def _as_tuple(results: Any) -> tuple[Array, ...]:
+    parts = results if isinstance(results, tuple) else (results,)
+    return tuple(map(np.asarray, parts))
+
+
+class _Warnings(logging.Handler):
+    """Collects the compiler's warnings: a plan that had to be given up is a failure of the planner."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage())
+
+    def __enter__(self) -> _Warnings:
+        logging.getLogger("polyopt.pipeline").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("polyopt.pipeline").removeHandler(self)

@@ -1,0 +1,103 @@
+"""Draws random operators with a call: sizes, dtypes, layouts, targets, threads and options included."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from random import Random
+
+from polyopt.fuzz.arrays import LAYOUTS, WRITABLE_LAYOUTS
+from polyopt.fuzz.case import Case, Parameter
+from polyopt.fuzz.definitions import SHAPES, Author
+from polyopt.fuzz.expressions import FLOATS, Known, Writer
+
+EXTENTS = (0, 1, 2, 3, 3, 4, 5, 5, 7, 8, 9, 15, 16, 17, 31, 33)
+_INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
+
+
+def random_case(seed: int) -> Case:
+    """The case of a seed; the same on every run."""
+    random = Random(seed)
+    sizes = {name: random.choice(EXTENTS[1:] if random.random() < 0.9 else EXTENTS) for name in ("M", "N", "K")}
+    sizes["K"] = min(sizes["K"], 9)
+    writer = Writer(random, {**sizes, "T": random.randint(1, 4)}, _dtypes(random))
+    parameters = _parameters(writer)
+    author = Author(writer, random.choice((1, 1, 2, 2, 3)))
+    for _ in range(random.choice((1, 2, 2, 3, 3, 4, 5))):
+        author.define()
+    names = [definition.name for definition in author.definitions]
+    kept = {names[-1], *random.sample(names, random.randint(0, min(2, len(names))))}
+    return Case(
+        seed,
+        tuple(writer.sizes.items()),
+        parameters,
+        tuple(author.definitions),
+        tuple(name for name in names if name in kept),
+        random.random() < 0.9,
+        _options(random),
+        random.choice((1, 2)),
+        random.choice((None, None, None, "input", "overlap", *WRITABLE_LAYOUTS)),
+    )
+
+
+def _dtypes(random: Random) -> tuple[str, ...]:
+    """The dtypes that the case mixes: one, as a rule, else a few."""
+    floats = [name for name in FLOATS if name != "bf16" or find_spec("ml_dtypes") is not None]
+    main = random.choice(("i64", "i32", "f32", "f32", "f64", random.choice(_INTEGERS), random.choice(floats)))
+    if random.random() < 0.5:
+        return (main,)
+    return (main, main, random.choice(_INTEGERS), random.choice((*floats, "bool_")))
+
+
+def _parameters(writer: Writer) -> tuple[Parameter, ...]:
+    """Arguments over all sizes, and now and then a table of subscripts."""
+    r = writer.random
+    shapes = [("M", "N"), ("K",), *r.sample(SHAPES, r.randint(0, 2))]
+    found = []
+    for number, dims in enumerate(shapes):
+        dtype = r.choice(writer.dtypes)
+        low, high = _range(dtype, r)
+        found.append(Parameter(f"x{number}", dims, dtype, low, high, _layout(r), r.randrange(1 << 16)))
+        writer.known.append(Known(f"x{number}", dims, dtype, max(-low, high)))
+    if r.random() < 0.4:
+        dim, size = r.choice("MNK"), r.choice("MN")
+        dtype = r.choice(("i32", "i64", "u8"))
+        found.append(
+            Parameter("ids", (dim,), dtype, 0, max(0, writer.sizes[size] - 1), _layout(r), r.randrange(1 << 16))
+        )
+        writer.known.append(Known("ids", (dim,), dtype, 64, size))
+    if not any("T" in p.dims for p in found):
+        found.append(Parameter("steps", ("T",), "i32", 0, 1, "contiguous", 0))
+    return tuple(found)
+
+
+def _range(dtype: str, random: Random) -> tuple[int, int]:
+    """Small numbers; for integers now and then all that the dtype has, so that they wrap."""
+    if dtype == "bool_":
+        return 0, 1
+    if dtype in FLOATS or random.random() < 0.8:
+        return (0, 6) if dtype[0] == "u" else (-3, 3)
+    bits = min(int(dtype[1:]), 63)
+    return (0, 2**bits - 1) if dtype[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def _layout(random: Random) -> str:
+    return random.choice(LAYOUTS) if random.random() < 0.3 else "contiguous"
+
+
+def _options(random: Random) -> tuple[tuple[str, str], ...]:
+    """Options of `@po.op`: small caches and cheap threads let small programs be tiled, packed and run in parallel."""
+    options = []
+    if random.random() < 0.25:
+        dynamic = random.choice(("True", '["M"]', '["N"]', '["M", "K"]'))
+        options.append(("dynamic", dynamic))
+    if random.random() < 0.4:
+        options.append(("numerics", random.choice(('"strict"', '"fast"'))))
+    name = random.choice(("avx512", "avx2", "generic"))
+    if random.random() < 0.7:
+        threshold = random.choice((1, 1, 16, 1 << 15))
+        l2_bytes = random.choice((256, 1024, 1 << 14, 1 << 20))
+        changed = f"parallel_instances={threshold}, l1_bytes={l2_bytes // 4}, l2_bytes={l2_bytes}"
+        options.append(("target", f'replace(preset("{name}"), {changed})'))
+    elif random.random() < 0.6:
+        options.append(("target", f'"{name}"'))
+    return tuple(options)

@@ -1,0 +1,127 @@
+"""The fuzzer: what it draws, that its checks bite, and that it shrinks what fails."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from polyopt import cli
+from polyopt.fuzz import campaign
+from polyopt.fuzz.arrays import LAYOUTS, draw, shifted
+from polyopt.fuzz.case import Case, Definition, Equation, Node, Parameter
+from polyopt.fuzz.check import Mismatch, Outcome, check, compare, load
+from polyopt.fuzz.generate import random_case
+from polyopt.fuzz.shrink import shrink
+from polyopt.fuzz.worker import Worker
+
+SMALL = Case(
+    0,
+    (("M", 4),),
+    (Parameter("x", ("M",), "i32", -3, 3, "contiguous", 1),),
+    (
+        Definition("a", ("M",), "i32", (Equation("[i]", Node("(x[i] + 2)", dtype="i32")),)),
+        Definition("b", ("M",), "i32", (Equation("[i]", Node("(a[i] * 3)", dtype="i32")),)),
+    ),
+    ("a", "b"),
+)
+
+
+def test_a_seed_gives_the_same_case_every_time() -> None:
+    assert random_case(7) == random_case(7)
+    assert random_case(7) != random_case(8)
+
+
+def test_cases_hold_every_kind_of_thing() -> None:
+    text = "\n".join(random_case(seed).script() for seed in range(300))
+    for part in (
+        "+=", "*=", "po.when", ".pad(", ".clamp()", ".wrap()", " // ", " % ", "[ids[", "po.sum(", "po.prod(", "po.max(",
+        "po.min(", "po.any(", "po.all(", "po.argmax(", "po.argmin(", "po.reduce(", "where=", "po.cast(", ".T", "[::-1]",
+        "dynamic=", '"strict"', '"fast"', "preset(", "parallel_instances=1,", "[t + 1, j]", "ii < i", "2*i + 1",
+        *(f"'{layout}'" for layout in LAYOUTS), "'overlap'", "'input'", "bf16", "f16", "u64", "bool_",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_layouts_hold_the_same_numbers() -> None:
+    plain = draw((3, 4), "i16", -3, 3, seed=5)
+    for layout in LAYOUTS:
+        drawn = draw((3, 4), "i16", -3, 3, layout, seed=5)
+        np.testing.assert_array_equal(drawn, np.broadcast_to(plain[:1], (3, 4)) if layout == "broadcast" else plain)
+    first, second = shifted(plain)
+    assert np.shares_memory(first, second)
+
+
+def test_a_case_is_a_program_of_its_own() -> None:
+    subprocess.run([sys.executable, "-c", SMALL.script()], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("changed", ["value", "dtype", "shape"])
+def test_a_wrong_result_is_noticed(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = load(SMALL.operator_source())
+    right = operator.reference
+
+    def wrong(*arguments: np.ndarray, numerics: str) -> object:
+        a, b = right(*arguments, numerics=numerics)
+        return a, {"value": b + 1, "dtype": b.astype(np.int64), "shape": b[1:]}[changed]
+
+    monkeypatch.setattr(operator, "reference", wrong)
+    with pytest.raises(Mismatch, match="differs from the reference"):
+        compare(operator, (np.arange(4, dtype=np.int32),))
+
+
+def test_a_refusal_that_only_one_side_makes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gather = Definition("a", ("M",), "i32", (Equation("[i]", Node("x[x[i]]", dtype="i32")),))
+    outside = replace(SMALL, parameters=(replace(SMALL.parameters[0], low=9, high=9),), results=("a",))
+    outside = replace(outside, definitions=(gather,))
+    assert check(outside).verdict == "rejected"
+    operator = load(outside.operator_source())
+    monkeypatch.setattr(operator, "reference", lambda *arguments, **options: arguments[0])
+    with pytest.raises(Mismatch, match="refused"):
+        compare(operator, (np.full(4, 9, np.int32),))
+
+
+def test_shrinking_keeps_what_fails_and_drops_the_rest() -> None:
+    def fails(case: Case) -> bool:
+        return "* 3" in case.operator_source() and "b" in case.results
+
+    smallest = shrink(replace(SMALL, out="strided", threads=2), fails)
+    assert [d.name for d in smallest.definitions] == ["b"]
+    assert (smallest.results, smallest.sizes, smallest.out, smallest.threads) == (("b",), (("M", 1),), None, 1)
+
+
+def test_a_case_that_kills_its_process_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadly = Definition("a", ("M",), "i32", (), whole=Node("__import__('os').abort()", dtype="i32"))
+    with Worker() as worker:
+        assert worker.check(replace(SMALL, definitions=(deadly,), results=("a",))).kind == "crash"
+        assert worker.check(SMALL) == Outcome("agrees")
+
+
+def test_a_case_that_never_ends_is_a_finding() -> None:
+    endless = Definition("a", ("M",), "i32", (), whole=Node("[1 for n in iter(int, 1)]", dtype="i32"))
+    with Worker(patience_s=5) as worker:
+        assert worker.check(SMALL) == Outcome("agrees")
+        assert worker.check(replace(SMALL, definitions=(endless,), results=("a",))).kind == "hang"
+
+
+def test_the_command_reports_its_seeds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "random_case", lambda seed: SMALL)
+    assert cli.main(["fuzz", "--seconds", "2", "--seed", "10"]) == cli.EXIT_OK
+    assert re.search(r"seeds 10 to (\d+): \d+ of \d+ agree", capsys.readouterr().out)
+
+
+def test_the_command_prints_what_it_found_as_a_program(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Definition("a", ("M",), "i32", (), whole=Node("1 // 0", dtype="i32"))
+    monkeypatch.setattr(campaign, "random_case", lambda seed: replace(SMALL, definitions=(broken,), results=("a",)))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["fuzz", "--seconds", "0.1", "--seed", "10"])
+    assert stopped.value.code == cli.EXIT_FAILED
+    out = capsys.readouterr().out
+    assert "ZeroDivisionError" in out
+    assert "a = 1 // 0" in out and "compare(fuzzed, (" in out
