@@ -229,7 +229,7 @@ def _decide(expr: Expr, values: dict[Expr, bool]) -> Expr:
         case Op("minimum" | "maximum", (left, right)) if _at_least(left, right) in values:
             takes_left = values[_at_least(left, right)] == (expr.name == "maximum")
             return _decide(left if takes_left else right, values)
-        case Op("floordiv", (left, Const(divisor))):
+        case Op("floordiv", (left, Const(divisor))) if expr.dtype == i64 and divisor > 0:
             return _decided_quotient(expr, left, int(divisor), values)
         case Op(name, args, dtype):
             return _simplified(name, tuple(_decide(arg, values) for arg in args), expr)
