@@ -184,7 +184,7 @@ class Op:
         layouts = {**given.layouts, **{name: arrays.layout(array) for name, array in outs.items()}}
         shapes = {name: array.shape for name, array in outs.items()}
         problem = replace(self._problem(traced, sizes, target), layouts=_strided(layouts), result_shapes=shapes)
-        call = Call(compilation.kernel_for(problem), sizes, given.arrays)
+        call = Call(compilation.kernel_for(problem), sizes, given.arrays, outs)
         compilation.check_strictly(problem, sizes, given.arrays, lambda: _results(call, given.arrays))
         return Variant(call, traced.structure)
 

@@ -22,10 +22,13 @@ class Call:
 
     __slots__ = ("_bound", "_mask", "_new", "_order", "info", "results")
 
-    def __init__(self, kernel: Kernel, sizes: Mapping[str, int], arguments: Mapping[str, Array]) -> None:
+    def __init__(
+        self, kernel: Kernel, sizes: Mapping[str, int], arguments: Mapping[str, Array], outs: Mapping[str, Array]
+    ) -> None:
         """Check the sizes against what the kernel demands. Raises `ShapeError`.
 
         arguments: arrays like those of the calls to come, in the order in which the calls give them
+        outs:      arrays like those that the calls to come compute into, where these have strides of their own
         """
         info = kernel.info
         check_conditions(info, sizes)
@@ -38,7 +41,9 @@ class Call:
         self._new = tuple((shape, result.dtype.numpy) for result, shape in self.results)
         self._order = tuple(names.index(array.name) for array in info.inputs)
         self._mask = max((array.dtype.itemsize for array in info.arguments), default=1) - 1
-        self._bound = kernel.bind(tuple(_parameter(name, info, sizes, arguments) for name in info.parameters))
+        self._bound = kernel.bind(
+            tuple(_parameter(name, info, sizes, {**arguments, **outs}) for name in info.parameters)
+        )
 
     def new_results(self) -> list[Array]:
         """Fresh C-contiguous arrays for the results. Raises `MemoryError`."""
@@ -111,10 +116,10 @@ def check_conditions(info: KernelInfo, sizes: Mapping[str, int]) -> None:
 
 
 def _parameter(name: str, info: KernelInfo, sizes: Mapping[str, int], arguments: Mapping[str, Array]) -> int:
-    """The value of an i64 parameter: a size, or a stride of an argument."""
+    """The value of an i64 parameter: a size, or a stride of an argument or result."""
     if name in sizes:
         return sizes[name]
-    for array in info.inputs:
+    for array in info.arguments:
         for dimension, stride in enumerate(array.strides or ()):
             if stride == name:
                 return int(arguments[array.name].strides[dimension])

@@ -1,0 +1,49 @@
+"""What random operators found, as small as it gets. Each gave a wrong result, a crash or a needless refusal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import polyopt as po
+from polyopt.fuzz.arrays import draw
+from polyopt.fuzz.check import compare
+
+M, N, K = po.sizes("M N K")
+i, j, k = po.index("i", extent=M), po.index("j", extent=N), po.index("k", extent=K)
+ii = po.index("ii", extent=M)
+
+
+def test_a_quotient_by_a_number_keeps_its_dtype_where_loops_are_split() -> None:
+    """The quotient of floats or short integers became one of 64-bit integers."""
+
+    @po.op
+    def floats(x: po.f32[N], y: po.f32[M]):
+        z = po.tensor("z", shape=(M,))
+        z[i] = po.where((1 - i >= 0) & (1 - i < N), x[1 - i], y[i]) // 4
+        return z
+
+    @po.op
+    def unsigned(x: po.u32[N], y: po.u32[M]):
+        z = po.tensor("z", shape=(M,))
+        z[i] = po.where((1 - i >= 0) & (1 - i < N), x[1 - i], y[i]) // 5
+        return z
+
+    compare(floats, (draw((2,), "f32", -9, 9, seed=1), draw((11,), "f32", -9, 9, seed=2)))
+    compare(unsigned, (draw((2,), "u32", 0, 9, seed=1), draw((11,), "u32", 0, 9, seed=2)))
+
+
+def test_dynamic_results_have_any_strides() -> None:
+    """Where a result is an array of the caller with strides of its own, the call did not know them."""
+
+    @po.op(dynamic=["N"])
+    def total(x: po.f32[M, N, K]):
+        y = po.tensor("y")
+        y[i, j, k] = x[i, j, k] + 1
+        return y
+
+    x = draw((2, 3, 4), "f32", -3, 3, seed=1)
+    for layout in ("transposed", "strided", "negative"):
+        compare(total, (x,), out=layout)
+        compare(total, (x[:, :2],), out=layout)
