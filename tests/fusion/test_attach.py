@@ -1,0 +1,180 @@
+"""Producers computed anew in the tiles of their consumer: right numbers, proved, and only where it pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import islpy as isl
+import numpy as np
+import pytest
+
+import polyopt as po
+from polyopt import f32, f64
+from polyopt.dsl.affine import axis
+from polyopt.fusion import attach, decide
+from polyopt.fusion.attach import Attached, Attachment, AttachPlan
+from polyopt.fusion.rewrite import rewrite
+from polyopt.pipeline import Lowering
+from polyopt.poly import dependence, extract
+from polyopt.poly.tree import loops, numbered
+from tests.golden.test_golden import MACHINE
+from tests.poly import running
+from tests.poly.operators import M, N, blurred, i, j, jacobi_2d, linear_relu, softmax
+
+
+@po.op
+def three_passes(x: f64[M, N]):
+    """Windows of windows, with weights."""
+    a, b, c = po.tensors("a b c")
+    a[i, j] = po.sqrt(x[i, j]) + po.sqrt(x[i, j + 1])
+    b[i, j] = po.sqrt(a[i, j]) * po.sqrt(a[i + 1, j]) * po.sqrt(a[i + 2, j])
+    c[i, j] = po.sqrt(b[i, j]) - po.sqrt(b[i, j + 1])
+    return c
+
+
+@po.op
+def summed_windows(x: f64[M, N]):
+    """The producer is a reduction: its start value and its updates are computed by tile too."""
+    a, b = po.tensors("a b")
+    r = po.index("r", extent=3)
+    a[i, j] += x[i + r, j] * x[i, j]
+    b[i, j] = a[i, j] * a[i, j + 1]
+    return b
+
+
+@po.op
+def clamped(x: f64[M, N]):
+    a, b = po.tensors("a b")
+    a[i, j] = po.sqrt(x[i, j]) + 1.0
+    b[i, j] = a[i, j] * a.clamp()[i - 1, j] * a.clamp()[i + 1, j] + x[i, j]
+    return b
+
+
+WINDOWS = {"blurred": blurred, "three_passes": three_passes, "summed_windows": summed_windows, "clamped": clamped}
+
+
+def attached(lowering: Lowering, rows: int, columns: int) -> tuple[AttachPlan, Attached]:
+    """The operator's producers attached to tiles of its consumer."""
+    scop = extract.extract(lowering.rewritten)
+    dependences = dependence.compute(scop)
+    planner = attach._Planner(scop, dependences, None, attach.Roles.of(scop), 0)  # type: ignore[arg-type]  # not asked
+    consumer = next(s for s in scop.statements if scop.array(s.array).role == "output")
+    free = planner.roles.by_statement[consumer.name].free
+    tile = ((free[-2], rows), (free[-1], columns))
+    plan = AttachPlan((Attachment(consumer.name, tile, planner.producers(consumer), 1.0, 0),))
+    return plan, attach.apply(scop, plan)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize(("m", "n"), [(9, 11), (4, 5), (8, 7)])
+@pytest.mark.parametrize("tile", [(3, 4), (1, 2), (16, 16)])
+def test_tiles_with_their_producers_give_the_reference(name: str, m: int, n: int, tile: tuple[int, int]) -> None:
+    operator = WINDOWS[name]
+    lowering = operator.lower(M=m, N=n)
+    plan, found = attached(lowering, *tile)
+    assert plan.attachments[0].arrays, "there is something to attach"
+    dependences = dependence.compute(found.scop)
+    tree = numbered(decide.decide(found.scop, dependences, found.rows).tree)
+    storage = running.proved(found.scop, dependences, tree)
+    for array in plan.attachments[0].arrays:
+        buffer = storage.of(array)
+        assert buffer is not None and buffer.scope[:2] == tuple(
+            name for name, _ in found.rows[plan.attachments[0].consumer]
+        )
+        assert buffer.extent[0].constant == buffer.extent[1].constant == 1, "one copy, for the tile at hand"
+    loop_program = running.loop_program(lowering.rewritten, found.scop, tree, storage)
+    x = np.random.default_rng(0).uniform(1, 2, (m, n)).astype(lowering.program.tensor("x").dtype.numpy)
+    (result,) = lowering.program.results
+    np.testing.assert_allclose(running.run(loop_program, {"x": x})[result], operator.reference(x), rtol=1e-5)
+
+
+def test_a_tile_computes_exactly_what_it_reads() -> None:
+    _, found = attached(blurred.lower(M=10, N=12), 4, 5)
+    across = found.scop.statement("across")
+    assert across.axes == ("i_tile", "j_tile", "i", "j")
+    wanted = isl.Set(
+        "{ across[p, q, i, j] : 0 <= i, j < 10 and 4p <= i < 4p + 6 and 5q <= j < 5q + 5 and 0 <= p, q < 2 }"
+    )
+    assert across.domain.is_equal(wanted)
+    assert found.rows == {"down": (("i_tile", axis("i") // 4), ("j_tile", axis("j") // 5))}
+    array = found.scop.array("across")
+    assert [extent.constant for extent in array.shape] == [2, 2, 10, 10]
+
+
+def test_without_a_plan_the_scop_is_the_same() -> None:
+    scop = extract.extract(blurred.lower(M=10, N=12).rewritten)
+    found = attach.apply(scop, AttachPlan())
+    assert found.scop is scop and found.rows == {}
+
+
+def decided(operator: po.Op, cache_bytes: int, **sizes: int) -> AttachPlan:
+    scop = extract.extract(rewrite(operator.lower(**sizes).program))  # type: ignore[arg-type]  # sizes
+    return attach.decide(scop, dependence.compute(scop), cache_bytes=cache_bytes)
+
+
+def test_a_blur_larger_than_the_cache_is_attached_by_tiles() -> None:
+    lowering = blurred.lower(M=2002, N=3002, target=MACHINE)
+    assert lowering.fallback == ""
+    assert [loop.name for loop in loops(lowering.tree)][:2] == ["i_tile", "j_tile"]
+    buffer = lowering.storage.of("across")
+    assert buffer is not None and buffer.scope
+    assert lowering.report().temporary_bytes < MACHINE.l2_bytes
+
+
+def test_a_blur_that_fits_the_cache_is_left_alone() -> None:
+    assert decided(blurred, 1 << 20, M=100, N=100).attachments == ()
+    assert decided(blurred, 1 << 12, M=200, N=300).attachments
+
+
+def test_tiles_that_would_repeat_too_much_are_not_taken() -> None:
+    @po.op
+    def tall(x: f32[M, N]):
+        a, b = po.tensors("a b")
+        a[i, j] = po.sqrt(x[i, j]) + po.sqrt(x[i, j + 1])
+        b[i, j] = a[i, j] * a[i + 40, j]
+        return b
+
+    assert decided(tall, 1 << 12, M=300, N=300).attachments == ()
+
+
+@pytest.mark.parametrize(
+    ("operator", "sizes"),
+    [
+        (softmax, {"M": 300, "N": 300}),
+        (linear_relu, {"M": 200, "N": 200, "K": 50}),
+        (jacobi_2d, {"M": 90, "N": 90, "steps": 3}),
+    ],
+    ids=["softmax", "linear_relu", "jacobi_2d"],
+)
+def test_what_is_no_chain_of_windows_is_not_attached(operator: po.Op, sizes: dict[str, int]) -> None:
+    assert decided(operator, 1 << 10, **sizes).attachments == ()
+
+
+def test_symbolic_sizes_are_not_attached() -> None:
+    @po.op(dynamic=True)
+    def blurs(x: f32[M, N]):
+        a, b = po.tensors("a b")
+        a[i, j] = po.sqrt(x[i, j]) + po.sqrt(x[i, j + 1])
+        b[i, j] = a[i, j] * a[i + 1, j] * a[i + 2, j]
+        return b
+
+    scop = extract.extract(blurs.lower().program)
+    assert attach.decide(scop, dependence.compute(scop), cache_bytes=1) == AttachPlan()
+
+
+def test_a_plan_says_what_a_tile_computes() -> None:
+    plan = AttachPlan((Attachment("y", (("i", 8), ("j", 256)), ("a", "b"), 1.25, 4096),))
+    assert str(plan) == (
+        "a, b computed in each 8 x 256 tile of y: 4096 bytes a tile instead of whole arrays, 1.25 times the work"
+    )
+
+
+def test_sizes_around_the_tile_are_right_in_the_kernel() -> None:
+    """The kernel itself, with tiles that the planner chooses for a machine with a tiny cache."""
+    tiny = replace(MACHINE, l2_bytes=1 << 13)
+    for m, n in ((17, 257), (33, 300), (40, 256)):
+        lowering = three_passes.lower(M=m, N=n, target=tiny)
+        assert lowering.fallback == "" and any(loop.name == "i_tile" for loop in loops(lowering.tree))
+        x = np.random.default_rng(0).uniform(1, 2, (m, n))
+        (result,) = running.run(lowering.loops, {"x": x}).values()
+        np.testing.assert_allclose(result, three_passes.reference(x), rtol=1e-12)
