@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+import islpy as isl
+
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, Compare, Condition, axes_of, condition_affines, evaluate, sizes_of
 from polyopt.errors import DefinitionError
 from polyopt.poly.equalities import Equalities
 from polyopt.poly.intervals import extreme, is_nonnegative, tightest
-from polyopt.poly.space import Space, greatest
+from polyopt.poly.space import Space, greatest, is_greatest
 
 Ranges = Mapping[tuple[int, str], ir.Axis]
 """The ranges of an equation's axes, by binder and name (`contexts.Scope`)."""
@@ -78,6 +80,9 @@ class Extents:
         needs: list[Compare] = []
         reached = [self._same.apply(_reach(d, dimension, known[d.name], self._program.sizes, needs)) for d in ready]
         if reached:
+            if len(tightest(reached, largest=True)) > 1:
+                joint = _reach_together(ready, dimension, known, self._program.sizes)
+                reached = reached if joint is None else [self._same.apply(joint)]
             self._inferred[name, dimension] = _greatest_of(reached, needs)
         if len(ready) == len(definitions):
             self._final.add((name, dimension))
@@ -128,11 +133,11 @@ def _reach(
     last = extreme(subscript, axes, largest=True) if guard == TRUE else None
     if last is None:
         space = Space("", tuple(axes), sizes)
-        domain = space.box(list(axes.values())).intersect(space.condition(guard))
-        values = domain.apply(space.access("", [subscript]))
-        if values.is_empty():
+        box = space.box(list(axes.values()))
+        values = box.intersect(space.condition(guard)).apply(space.access("", [subscript]))
+        if values.is_empty() and not box.is_empty():
             return Affine(0)
-        last = greatest(values, 0)
+        last = None if values.is_empty() else greatest(values, 0)
     if last is None and guard != TRUE:  # the guard makes it the smaller of two bounds; the box without it is affine
         last = extreme(subscript, axes, largest=True)
     if last is None:
@@ -141,6 +146,32 @@ def _reach(
     if last is None:
         raise _no_extent(equation, dimension, f"the greatest value of '{subscript}' depends on which size is larger")
     return Affine(max(last.constant + 1, 0)) if last.is_constant else last + 1
+
+
+def _reach_together(
+    definitions: Sequence[ir.Equation], dimension: int, known: Mapping[str, Ranges], sizes: tuple[str, ...]
+) -> Affine | None:
+    """The extent without the guards, where definitions that share the elements among them reach all of it.
+
+    So it is for even and odd elements: each definition alone ends where the size is odd, or where it is even.
+    None where the guards make the box smaller.
+    """
+    ends: list[Affine] = []
+    reached: isl.Set | None = None
+    for definition in definitions:
+        subscript = definition.subscripts[dimension]
+        assert isinstance(subscript, Affine), "a data subscript has a given extent"
+        axes = {name: known[definition.name][0, name] for name in _involved(definition, subscript)}
+        end = extreme(subscript, axes, largest=True)
+        if end is None:
+            return None
+        ends.append(end)
+        space = Space("", tuple(axes), sizes)
+        domain = space.box(list(axes.values())).intersect(space.condition(_reach_guard(definition)))
+        values = domain.apply(space.access("", [subscript]))
+        reached = values if reached is None else reached.union(values)
+    (end, *others) = tightest(ends, largest=True)
+    return end + 1 if not others and reached is not None and is_greatest(reached, 0, end) else None
 
 
 def _with_one_bound(axis: ir.Axis, needs: list[Compare]) -> ir.Axis:

@@ -367,6 +367,24 @@ def greatest(domain: isl.Set, position: int) -> Affine | None:
     return found[0] if found and len(found) == 1 else None
 
 
+def is_greatest(domain: isl.Set, position: int, affine: Affine) -> bool:
+    """Whether `affine` is the greatest value of a dimension, for all sizes for which there is one.
+
+    False too where finding out takes too long.
+    """
+    if domain.dim(_PARAM) == 0:
+        return greatest(domain, position) == affine
+    try:
+        with operation_budget():
+            bound = _extreme(domain.coalesce(), position, largest=True)
+            if bound is None:
+                return False
+            space = Space("", (), tuple(str(domain.get_dim_name(_PARAM, p)) for p in range(domain.dim(_PARAM))))
+            return bool(_on_sizes(bound.domain(), space, affine).is_equal(bound))
+    except isl.Error:
+        return False
+
+
 def _as_affines(bound: isl.PwAff, *, largest: bool) -> tuple[Affine, ...] | None:
     """Expressions whose smallest value (largest, for a lower bound) is the piecewise `bound`, as few as suffice.
 

@@ -274,3 +274,31 @@ def test_emptiness_is_checked_only_where_guards_hold(dynamic: bool) -> None:
     assert_array_equal(f(np.array([[1.0, 3.0]])), [3.0])
     with pytest.raises(po.PolyoptError):
         f(np.zeros((2, 0)))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_definitions_may_share_the_elements_of_a_tensor_among_them(dynamic: bool) -> None:
+    @po.op(dynamic=dynamic)
+    def alternate(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = po.when(i % 2 == 0, x[i])
+        y[i] = po.when(i % 2 == 1, -x[i])
+        return y
+
+    for n in range(10):
+        assert_array_equal(alternate(V[:n]), V[:n] * (-1.0) ** np.arange(n))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_empty_dimension_leaves_the_others_as_they_are(dynamic: bool) -> None:
+    @po.op(dynamic=dynamic)
+    def board(x: f64[M, N]):
+        y = po.tensor("y")
+        y[i, j] = po.when((i + j) % 2 == 0, x[i, j])
+        y[i, j] = po.when((i + j) % 2 == 1, 0.0)
+        return y
+
+    for shape in ((4, 5), (0, 3), (3, 0), (0, 0)):
+        result = board(np.ones(shape))
+        assert result.shape == shape
+        assert result.sum() == (np.indices(shape).sum(0) % 2 == 0).sum()
