@@ -1,0 +1,216 @@
+"""Tiles, register tiles and lanes: what is chosen, that it fits the machine, and that it is right at every size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polyopt as po
+from polyopt import f32, f64, i64
+from polyopt.dsl.affine import Affine, axis
+from polyopt.poly.tree import Leaf, Loop, Sequence, numbered
+from polyopt.target import Target
+from polyopt.tiling import cost
+from polyopt.tiling import decide as tiling
+from polyopt.tiling.cost import axis_of, covered, is_transposed, lane_score, register_tiles
+from polyopt.tiling.plan import NestPlan, TilingPlan
+from tests.golden.test_golden import MACHINE
+from tests.poly.operators import (
+    K,
+    M,
+    N,
+    gauss_seidel,
+    histogram,
+    i,
+    j,
+    jacobi_2d,
+    k,
+    linear_relu,
+    product,
+    softmax,
+    ten_steps,
+)
+
+AVX512 = replace(MACHINE, name="avx512", vector_bits=512, vector_registers=32)
+
+
+def plan_of(op: po.Op, target: Target = MACHINE, **sizes: Any) -> TilingPlan:
+    lowering = op.lower(target=target, **sizes)
+    assert lowering.fallback == ""
+    return tiling.decide(lowering.scop, numbered(lowering.fusion.tree), target)
+
+
+# --- plans ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [MACHINE, AVX512], ids=lambda target: target.name)
+@pytest.mark.parametrize(("m", "n", "depth"), [(512, 512, 512), (6, 16, 4), (7, 100, 3), (1, 64, 64), (64, 1, 64)])
+def test_a_register_tile_fits_the_register_file(target: Target, m: int, n: int, depth: int) -> None:
+    for nest in plan_of(product, target, M=m, N=n, K=depth).nests:
+        if nest.rows is None or nest.vector is None:
+            continue
+        vectors = -(-(nest.tile(nest.vector) or 0) // target.lanes(32))
+        rows = nest.tile(nest.rows) or 0
+        assert rows * vectors + vectors + 1 <= target.vector_registers
+
+
+def test_a_product_has_a_two_dimensional_register_tile_with_lanes_along_its_columns() -> None:
+    (nest,) = plan_of(product, M=500, N=500, K=500).nests
+    assert (nest.rows, nest.vector) == ("i", "j")
+    assert (nest.tile("i") or 0) > 1 and (nest.tile("j") or 0) % MACHINE.lanes(32) == 0
+    assert "stay in registers" in nest.reason
+
+
+def test_a_transposed_product_has_lanes_where_its_operand_is_contiguous() -> None:
+    @po.op
+    def transposed(x: f32[M, K], w: f32[K, N]):
+        y = po.tensor("y")
+        y[j, i] += x[i, k] * w[k, j]
+        return y
+
+    (nest,) = plan_of(transposed, M=96, N=96, K=96).nests
+    assert nest.vector in ("i", "j") and nest.rows is not None
+
+
+def test_a_row_reduction_has_lanes_of_partial_results() -> None:
+    nests = plan_of(softmax, M=64, N=1000).nests
+    sums = [nest for nest in nests if nest.reason == "lanes hold partial results"]
+    assert len(sums) == 2 and all(nest.vector == nest.chain[0] and not nest.tiles for nest in sums)
+    assert nests[0].vector is None and "loops inside suit lanes better" in nests[0].reason
+
+
+def test_lanes_of_a_scatter_would_meet() -> None:
+    nests = plan_of(histogram, N=100, count=10).nests
+    (scatter,) = [nest for nest in nests if "meet" in nest.reason]
+    assert scatter.vector is None
+
+
+def test_a_sum_that_would_gather_stays_scalar() -> None:
+    @po.op
+    def gathered(x: f64[M, N], ids: i64[K]):
+        s = po.tensor("s")
+        s[()] = po.sum(x[ids[k], 0], k)
+        return s
+
+    nests = plan_of(gathered, M=10, N=10, K=100).nests
+    assert [nest.vector for nest in nests] == [None] and "gather" in nests[0].reason
+
+
+def test_a_lone_long_loop_is_cut_into_strips_for_threads() -> None:
+    (nest,) = plan_of(ten_steps, N=100_000).nests
+    assert nest.tiles and nest.vector == "i" and "parallel" in nest.reason
+    (short,) = plan_of(ten_steps, N=1000).nests
+    assert short.tiles == () and short.vector == "i"
+
+
+def test_a_wavefronts_lanes_run_along_its_parallel_loop_or_not_at_all() -> None:
+    for nest in plan_of(gauss_seidel, M=40, N=50).nests:
+        assert nest.chain == ("i",) and "i + j" not in nest.order
+
+
+def test_a_transposition_turns_square_blocks_in_registers() -> None:
+    @po.op
+    def turned(x: f32[M, N]):
+        y = po.tensor("y")
+        y[j, i] = x[i, j] * 2.0
+        return y
+
+    (nest,) = plan_of(turned, M=64, N=64).nests
+    lanes = MACHINE.lanes(32)
+    assert dict(nest.tiles) == {"i": lanes, "j": lanes} and nest.rows is not None
+    x = np.random.default_rng(0).random((19, 33), np.float32)
+    np.testing.assert_array_equal(turned(x), 2 * x.T)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33])
+def test_tiles_of_every_remainder_give_the_reference(size: int) -> None:
+    numbers = np.random.default_rng(size)
+    for m, n, depth in ((size, 20, 5), (20, size, 5), (9, 17, size)):
+        x, w, b = (numbers.integers(-3, 4, s).astype(np.float32) for s in ((m, depth), (depth, n), (n,)))
+        np.testing.assert_array_equal(linear_relu(x, w, b), np.maximum(x @ w + b, 0))
+
+
+def test_a_time_loop_is_not_tiled() -> None:
+    plan = plan_of(jacobi_2d, M=40, N=40, steps=4)
+    assert not any("t" in nest.chain for nest in plan.nests)
+
+
+def test_a_plan_prints_a_line_per_nest() -> None:
+    tiled = NestPlan(("i", "j"), ("j", "i"), (("i", 4), ("j", 24)), "i", "j", "4 x 24 accumulators")
+    plain = NestPlan(("k",), ("k",), (), None, None, "lanes would gather")
+    assert str(TilingPlan((tiled, plain))).splitlines() == [
+        "nest i, j: tiles i by 4, j by 24; register rows i; vector j; 4 x 24 accumulators",
+        "nest k: no vector loop; lanes would gather",
+    ]
+    assert str(TilingPlan(())) == "nothing to tile"
+    assert tiled.tile("i") == 4 and tiled.tile("k") is None
+
+
+# --- costs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_scans_an_axis_alone_forwards_or_backwards() -> None:
+    assert axis_of(axis("i")) == "i" and axis_of(-axis("i") + 3) == "i"
+    for row in (axis("i") + axis("j"), axis("i") * 2, axis("i") // 4, Affine(3)):
+        assert axis_of(row) is None
+
+
+def test_lanes_are_worth_most_where_accesses_are_contiguous() -> None:
+    scop = linear_relu.lower(M=8, N=8, K=8).scop
+    update, out = scop.statement("y_update"), scop.statement("out")
+    scores = {name: lane_score(update, name) for name in ("i", "j", "k")}
+    assert scores["j"] == cost.CONTIGUOUS * 2 + cost.INVARIANT == max(scores.values())
+    assert scores["i"] < 0 and scores["k"] < scores["j"]
+    assert lane_score(out, "j") == cost.CONTIGUOUS * 3
+
+
+def test_strides_backward_steps_and_data_are_gathers() -> None:
+    @po.op
+    def gathers(x: f64[N], ids: i64[N], s: f64[()]):
+        y = po.tensor("y")
+        y[i] = po.where(i < N // 2, x.pad(0)[2 * i], 0.0) + x[N - 1 - i] + x[ids[i]] + s[()]
+        return y
+
+    (statement,) = gathers.lower(N=8).scop.statements
+    contiguous = 2  # ids[i] and y[i]
+    assert lane_score(statement, "i") == contiguous * cost.CONTIGUOUS + 3 * cost.STRIDED + cost.INVARIANT
+
+
+def test_a_read_is_transposed_where_it_is_contiguous_along_the_other_axis() -> None:
+    @po.op
+    def turned(x: f32[M, N], ids: i64[M]):
+        y = po.tensor("y")
+        y[j, i] = x[i, j] + x[ids[i], j]
+        return y
+
+    (statement,) = turned.lower(M=4, N=5).scop.statements
+    assert is_transposed(statement, "j", "i") and not is_transposed(statement, "i", "j")
+
+
+@pytest.mark.parametrize("registers", [16, 32])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 100), (100, 1), (5, 17), (100, 100)])
+def test_register_tiles_fit_and_a_full_one_is_worth_most(registers: int, rows: int, columns: int) -> None:
+    tiles = list(register_tiles(registers, 8, rows, columns))
+    assert tiles
+    for merit, height, vectors in tiles:
+        assert height * vectors + vectors + 1 <= registers and height <= rows
+        assert 0 < merit <= height * vectors / (height + vectors)
+    if rows == columns == 100 and registers == 32:
+        _, height, vectors = max(tiles)
+        assert height * vectors >= 20
+
+
+def test_the_share_of_full_tiles() -> None:
+    assert covered(16, 8) == 1.0 and covered(17, 8) == 17 / 24 and covered(0, 8) == 1.0 and covered(3, 8) == 3 / 8
+
+
+def test_lanes_along_a_loop_that_scans_no_axis_alone_are_not_planned() -> None:
+    lowering = ten_steps.lower(N=50)
+    (statement,) = lowering.scop.statements
+    skewed = Loop("w", ((statement.name, axis("i") * 2),), Leaf(statement.name), coincident=True)
+    (nest,) = tiling.decide(lowering.scop, skewed, MACHINE).nests
+    assert nest.vector is None and "no loop scans an axis alone" in nest.reason
+    assert tiling.decide(lowering.scop, Sequence(()), MACHINE) == TilingPlan(())
