@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, assert_never
 
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, Compare, Condition, Or, axes_of, conjunction
@@ -36,8 +37,15 @@ def check(program: ir.Program) -> tuple[Condition, ...]:
             if isinstance(context, ReduceContext):
                 _check_not_empty(context, proof)
                 continue
-            if context.read.boundary is None:
-                _check_bounds(_read(context), proof)
+            match context.read.boundary:
+                case None:
+                    _check_bounds(_read(context), proof)
+                case ir.Clamp() | ir.Wrap():
+                    _check_has_elements(_read(context), proof)
+                case ir.Pad():
+                    pass
+                case _:
+                    assert_never(context.read.boundary)
             if context.read.tensor == equation.tensor:
                 _check_not_itself(equation, context, proof)
     check_single_definition(proof)
@@ -109,6 +117,38 @@ def _out_of_bounds(reference: _Reference, dimension: int, extent: Affine, point:
             "element": values,
             "dimension": dimension,
             "extent": length,
+            "index": dict(point.axes),
+            "sizes": dict(point.sizes),
+        },
+    )
+
+
+def _check_has_elements(reference: _Reference, proof: Proof) -> None:
+    """There is an element to read instead of one outside."""
+    for dimension, extent in enumerate(proof.shape(reference.tensor)):
+        if is_nonnegative(extent - 1):
+            continue
+        space = proof.space(reference.scope)
+        with decided(f"whether '{reference.tensor}' has elements"):
+            is_empty = space.condition(Compare(extent - 1, "<"))
+            proof.refute(
+                domain(space, reference.scope).intersect(is_empty),
+                partial(_nothing_to_read, reference, dimension),
+            )
+
+
+def _nothing_to_read(reference: _Reference, dimension: int, point: Point) -> PolyoptError:
+    text = element_text(reference.tensor, reference.subscripts)
+    at = point_text(point, [axis.name for axis in reference.scope.axes])
+    return BoundsError(
+        f"{text} has nothing to read {at}".rstrip(),
+        where=reference.span,
+        why=f"dimension {dimension} of '{reference.tensor}' has extent 0, so that no element is the nearest",
+        fix=f"guard it with po.when or po.where, or give the value outside: {reference.tensor}.pad(0)",
+        facts={
+            "tensor": reference.tensor,
+            "dimension": dimension,
+            "extent": 0,
             "index": dict(point.axes),
             "sizes": dict(point.sizes),
         },

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import pytest
 
 import polyopt as po
 from polyopt.fuzz.arrays import draw
@@ -47,3 +46,23 @@ def test_dynamic_results_have_any_strides() -> None:
     for layout in ("transposed", "strided", "negative"):
         compare(total, (x,), out=layout)
         compare(total, (x[:, :2],), out=layout)
+
+
+@pytest.mark.parametrize("boundary", ["clamp", "wrap"])
+def test_nothing_is_nearest_in_an_empty_tensor(boundary: str) -> None:
+    """It was read all the same: outside its memory, or refused as an illegal schedule where sizes are symbolic."""
+
+    def shifted(x: po.i64[M], y: po.i64[N]):
+        z = po.tensor("z", shape=(M,))
+        z[i] = x[i] + getattr(y, boundary)()[i + 1]
+        return z
+
+    x, empty = draw((3,), "i64", -3, 3, seed=1), np.zeros(0, np.int64)
+    for dynamic in (False, True):
+        op = po.op(dynamic=dynamic)(shifted)
+        compare(op, (x, x[:2]))
+        compare(op, (empty, empty))
+        with pytest.raises(po.ShapeError if dynamic else po.BoundsError):
+            op(x, empty)
+        with pytest.raises(po.BoundsError):
+            op.reference(x, empty)
