@@ -307,13 +307,21 @@ class Op:
                     facts={"parameter": parameter.name},
                 )
 
-    def __str__(self) -> str:
-        """The signature and the equations; without those where they depend on what the op is called with."""
+    def describe(self, **values: Any) -> str:
+        """The signature and the equations, for these sizes and compile-time values where the equations depend on them.
+
+        Without the equations where they depend on values that are not given, or on the dtypes of arguments.
+        """
+        constants = {p.name: values.get(p.name, p.default) for p in self.signature.parameters if _is_known(p, values)}
+        sizes = {name: value for name, value in values.items() if name not in self._names}
         try:
-            self._refuse_unannotated({})
-            return f"{self.signature}\n\n{program_text(self._trace({}, {}, dict).program)}"
+            self._refuse_unannotated(constants)
+            return f"{self.signature}\n\n{program_text(self._trace(constants, {}, lambda: sizes).program)}"
         except PolyoptError:
             return str(self.signature)
+
+    def __str__(self) -> str:
+        return self.describe()
 
     def __repr__(self) -> str:
         return f"<op {self.signature}>"

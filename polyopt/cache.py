@@ -125,6 +125,7 @@ def lookup(key: str) -> Entry | None:
     try:
         entry = _decode(_read_mine(folder / (key + _SUFFIX)), key)
     except FileNotFoundError:
+        _log.debug("miss %s", key[:12])
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         _warn_once(f"ignoring the damaged or foreign cache entry {key[:12]}: {error}")

@@ -106,13 +106,16 @@ def _show_schedule(options: argparse.Namespace) -> None:
     operator = load_operator(options.operator)
     sizes: dict[str, Any] = assignments(options.sizes)
     lowering = operator.lower(**sizes, target=options.target) if options.target else operator.lower(**sizes)
-    print(_rendered(operator, lowering, options.stage, options.format))
+    if options.stage == "program":
+        print(text.render("program", operator.describe(**sizes), options.format))
+    else:
+        print(_rendered(lowering, options.stage, options.format))
 
 
-def _rendered(operator: Op, lowering: Lowering, stage: str, form: Format) -> str:
+def _rendered(lowering: Lowering, stage: str, form: Format) -> str:
     if stage == "loops" and form != "text":
         return _rendered_loops(lowering.loops, form)
-    return text.render(stage, _stage_text(operator, lowering, stage), form)
+    return text.render(stage, _stage_text(lowering, stage), form)
 
 
 def _rendered_loops(loops: LoopProgram, form: Format) -> str:
@@ -122,12 +125,10 @@ def _rendered_loops(loops: LoopProgram, form: Format) -> str:
     return loop_json(loops) if form == "json" else loop_dot(loops)
 
 
-def _stage_text(operator: Op, lowering: Lowering, stage: str) -> str:
+def _stage_text(lowering: Lowering, stage: str) -> str:
     from polyopt.poly import text as poly_text  # imports isl
 
     match stage:
-        case "program":
-            return str(operator)
         case "problem":
             return program_text(lowering.program)
         case "rewritten":

@@ -273,7 +273,9 @@ class Lowering:
     @cached_property
     def module(self) -> LlvmModule:
         """The LLVM IR of the kernel."""
-        return emit.emit(self.loops, vector_bits=self.options.target.vector_bits, numerics=self.options.numerics)
+        module = emit.emit(self.loops, vector_bits=self.options.target.vector_bits, numerics=self.options.numerics)
+        _STAGE_LOGS["codegen"].debug("%s:\n%s", self.program.name, self.loops)
+        return module
 
     def source(self, kind: str = "c") -> str:
         """The kernel as text: "c", "llvm" or "asm". Raises `ArgumentError` for any other kind."""

@@ -133,8 +133,8 @@ def _integer(environment: Mapping[str, str], name: str, *, least: int = 0) -> in
 
 _TOPICS: Mapping[str, tuple[str, ...]] = {
     "all": ("polyopt",),
-    "codegen": ("polyopt.codegen_c", "polyopt.codegen_cuda", "polyopt.loops"),
-    "schedule": ("polyopt.poly",),
+    "codegen": ("polyopt.codegen", "polyopt.codegen_c", "polyopt.codegen_cuda", "polyopt.loops", "polyopt.compilation"),
+    "schedule": ("polyopt.schedule", "polyopt.poly", "polyopt.tiling"),
 }
 
 

@@ -82,13 +82,13 @@ def test_the_environment_is_read_again_when_it_changes(monkeypatch: pytest.Monke
 
 
 def test_the_topics_of_the_log_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ("polyopt.poly", "polyopt.cache")
+    names = ("polyopt.poly", "polyopt.cache", "polyopt.schedule", "polyopt.tiling")
     for name in names:
         logging.getLogger(name).handlers.clear()
     try:
         settings.configure_logging(Settings(log=("schedule", "cache")))
         settings.configure_logging(Settings(log=("schedule",)))
-        assert [len(logging.getLogger(name).handlers) for name in names] == [1, 1]
+        assert [len(logging.getLogger(name).handlers) for name in names] == [1, 1, 1, 1]
         assert logging.getLogger("polyopt.poly.schedule").getEffectiveLevel() == logging.DEBUG
     finally:
         for name in names:

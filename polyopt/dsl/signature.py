@@ -135,7 +135,8 @@ def _dim(dim: object, name: str, span: Span) -> Expr:
 
 def _parameter_text(parameter: Parameter) -> str:
     if parameter.dtype is None:
-        text = parameter.name if parameter.kind == "unannotated" else f"{parameter.name}: constant"
+        constant = parameter.constant_type
+        text = parameter.name if constant is None else f"{parameter.name}: {constant.__name__}"
     elif parameter.kind == "scalar":
         text = f"{parameter.name}: {parameter.dtype}"
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,32 @@ def test_show_schedule_prints_every_stage_in_every_format(
 def test_show_schedule_without_sizes_shows_the_parametric_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     code, out = run(capsys, "show-schedule", f"{FILE}:linear_relu")
     assert code == 0 and "M" in out and "for " in out
+
+
+@po.op
+def repeated(x: f64[N], steps: int, scale: float = 0.5):
+    u = po.tensor("u")
+    t = po.index("t", extent=steps)
+    u[0, i] = x[i]
+    u[t + 1, i] = scale * u[t, i] + x[i]
+    return u[steps]
+
+
+def test_show_schedule_takes_compile_time_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "u[t + 1" in run(capsys, "show-schedule", f"{FILE}:repeated", "N=8", "steps=2", "--stage", "program")[1]
+    assert "for t in range(4)" in run(capsys, "show-schedule", f"{FILE}:repeated", "N=8", "steps=4")[1]
+    assert str(repeated) == "repeated(x: f64[N], steps: int, scale: float = 0.5)"
+    assert "0.25 * u[t, i]" in repeated.describe(steps=3, scale=0.25)
+
+
+@pytest.mark.parametrize(
+    ("topic", "word"), [("schedule", "loop t"), ("fusion", "u -> u_1"), ("codegen", "for t"), ("cache", "miss")]
+)
+def test_topics_of_the_log_show_decisions_on_the_terminal(topic: str, word: str, tmp_path: Path) -> None:
+    code = f"import runpy; runpy.run_path({str(FILE)!r})['repeated'].compile(N=8, steps=4)"
+    environment = {**os.environ, "POLYOPT_LOG": topic, "POLYOPT_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert word in done.stderr
 
 
 def test_commands_answer(capsys: pytest.CaptureFixture[str]) -> None:

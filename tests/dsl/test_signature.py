@@ -41,7 +41,7 @@ def test_annotations_decide_the_kind_of_a_parameter() -> None:
     assert signature.parameter("x").dtype == f32 and len(signature.parameter("x").dims) == 2
     assert signature.parameter("s").dims == ()
     assert signature.parameter("w").has_default and not signature.parameter("n").has_default
-    assert str(signature).startswith("op(x: f32[M, N], s: f64[()], a: f32, n: constant")
+    assert str(signature).startswith("op(x: f32[M, N], s: f64[()], a: f32, n: int")
 
 
 def test_sizes_may_be_named_by_strings_and_be_affine() -> None:
