@@ -99,8 +99,9 @@ class _Planner:
             return whole(array)
         own = [d for d in (*self.dependences.ordered, *self.dependences.reductions) if d.array == array.name]
         scope = self.private_scope(users, own, tree)
-        if scope:
-            return self.boxed(array, users, scope)
+        box = self.boxed(array, users, scope) if scope else None
+        if box is not None and all(extent.is_constant for extent in box.extent):
+            return box
         return self.folded(array, users, own, tree)
 
     def private_scope(self, users: Sequence[str], own: Sequence[Dependence], tree: Tree) -> list[Loop]:

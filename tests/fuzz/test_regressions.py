@@ -66,3 +66,18 @@ def test_nothing_is_nearest_in_an_empty_tensor(boundary: str) -> None:
             op(x, empty)
         with pytest.raises(po.BoundsError):
             op.reference(x, empty)
+
+
+def test_a_row_of_symbolic_length_is_no_private_buffer() -> None:
+    """One iteration touches a constant number of rows of t, but rows as long as a size that is not known."""
+
+    @po.op(dynamic=["N"])
+    def last(x: po.f32[M, N], y: po.i8[K]):
+        t = po.tensor("t", shape=(N, K))
+        z = po.tensor("z", shape=(M, M))
+        t[j, k] = y[k] + 1
+        z[i, ii] = t.wrap()[N - 1, (i + i) // 2]
+        return z
+
+    compare(last, (draw((1, 1), "f32", -3, 3, seed=1), draw((1,), "i8", -3, 3, seed=2)))
+    compare(last, (draw((5, 4), "f32", -3, 3, seed=1), draw((3,), "i8", -3, 3, seed=2)))
