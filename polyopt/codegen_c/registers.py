@@ -109,7 +109,9 @@ class Planner:
             is_vector = any(form.lane_factor for form in key)
             lanes = access.context.lanes if is_vector else 1
             mask = access.context.mask if is_vector else None
-            elements.setdefault(key, Promoted(buffer, key, lanes, mask, access.happens))
+            element = elements.setdefault(key, Promoted(buffer, key, lanes, mask, access.happens))
+            if element.lanes != lanes:
+                return None
         found = list(elements.values())
         return found if are_disjoint(found) else None
 

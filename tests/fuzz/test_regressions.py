@@ -81,3 +81,18 @@ def test_a_row_of_symbolic_length_is_no_private_buffer() -> None:
 
     compare(last, (draw((1, 1), "f32", -3, 3, seed=1), draw((1,), "i8", -3, 3, seed=2)))
     compare(last, (draw((5, 4), "f32", -3, 3, seed=1), draw((3,), "i8", -3, 3, seed=2)))
+
+
+def test_a_register_has_the_lanes_of_every_loop_that_uses_it() -> None:
+    """A loop over booleans alone has more lanes than one that compares doubles; they shared a register."""
+
+    @po.op(target="generic")
+    def cases(x: po.f64[K], y: po.f64[M, N, K]):
+        t = po.tensor("t", shape=(M, N, K), dtype=po.f64)
+        z = po.tensor("z", shape=(M,))
+        t[i, j, k] += po.cast(po.any(x[k] <= po.cast(3 * j + 1, po.f64), ii), po.f64)
+        z[i] = po.where((i // 3 + i % 2 < N) & (i < K), t[i, i // 3 + i % 2, i], y[i, 0, 0])
+        return z
+
+    for target in ("generic", "cpu"):
+        compare(cases.on(target), (draw((3,), "f64", -3, 3, seed=1), draw((5, 2, 3), "f64", -3, 3, seed=2)))
