@@ -13,10 +13,15 @@ SHAPES = ((), ("M",), ("N",), ("K",), ("M", "N"), ("N", "M"), ("M", "M"), ("M", 
 
 @dataclass(slots=True)
 class Author:
-    """Draws one definition after another. definitions: those so far, in order."""
+    """Draws one definition after another.
+
+    is_large:    the sizes are large, so that only definitions with little work per element are drawn
+    definitions: those so far, in order
+    """
 
     writer: Writer
     depth: int
+    is_large: bool = False
     definitions: list[Definition] = field(default_factory=list)
 
     def define(self) -> None:
@@ -26,10 +31,12 @@ class Author:
         draw(self.fresh(), dims, self.writer.random.choice(self.writer.dtypes))
 
     def kinds(self) -> list[Callable[[str, tuple[str, ...], str], None]]:
+        if self.is_large:
+            return [self.window, self.window, self.contraction, self.recurrence, self.steps, self.whole, self.grid]
         return [
             self.pointwise, self.pointwise, self.pointwise, self.guarded, self.accumulated, self.accumulated,
             self.accumulated, self.scattered, self.recurrence, self.recurrence, self.grid, self.triangular,
-            self.steps, self.mutual, self.interleaved, self.pieces, self.contraction, self.whole,
+            self.steps, self.mutual, self.interleaved, self.pieces, self.contraction, self.whole, self.window,
         ]  # fmt: skip
 
     def fresh(self) -> str:
@@ -76,6 +83,25 @@ class Author:
             Equation(place(scope), b, guard=Node("(~{})", (condition,))),
         )
         self.add(name, dims or ("M",), dtype, max(a.bound, b.bound), *equations)
+
+    def window(self, name: str, dims: tuple[str, ...], dtype: str) -> None:
+        """Each element from a few neighbors of one in another matrix, the latest as a rule."""
+        w = self.writer
+        sources = [t for t in w.known if len(t.dims) == 2 and t.dtype == dtype]
+        if not sources or dtype == "bool_":
+            return self.pointwise(name, dims, dtype)
+        source = sources[-1] if w.chance(0.8) else w.random.choice(sources)
+        scope = self.scope(source.dims)
+        (i, _), (j, _) = scope
+        boundary = w.random.choice((".pad(1)", ".clamp()", ".wrap()"))
+        offsets = w.random.sample([(a, b) for a in (-1, 0, 1) for b in (-2, -1, 0, 1, 2)], w.random.randint(1, 4))
+        node = self.tame(Node(f"{source.name}[{i}, {j}]", dtype=dtype, bound=source.bound))
+        for a, b in offsets:
+            read = Node(f"{source.name}{boundary}[{i} + {a}, {j} + {b}]", dtype=dtype, bound=max(1, source.bound))
+            part = self.tame(read)
+            sign = w.random.choice("+-")
+            node = Node(f"({{}} {sign} {{}})", (node, part), dtype, node.bound + part.bound)
+        return self.add(name, source.dims, dtype, node.bound, Equation(place(scope), node))
 
     def interleaved(self, name: str, _: tuple[str, ...], dtype: str) -> None:
         """Even and odd elements from different equations."""

@@ -11,17 +11,19 @@ from polyopt.fuzz.definitions import SHAPES, Author
 from polyopt.fuzz.expressions import FLOATS, Known, Writer
 
 EXTENTS = (0, 1, 2, 3, 3, 4, 5, 5, 7, 8, 9, 15, 16, 17, 31, 33)
+LARGE_EXTENTS = (32, 40, 63, 65, 100, 129)
+"""Enough for several tiles along an axis, and for copies of what tiles read."""
 _INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 
 
 def random_case(seed: int) -> Case:
     """The case of a seed; the same on every run."""
     random = Random(seed)
-    sizes = {name: random.choice(EXTENTS[1:] if random.random() < 0.9 else EXTENTS) for name in ("M", "N", "K")}
-    sizes["K"] = min(sizes["K"], 9)
+    is_large = random.random() < 0.1
+    sizes = _sizes(random, is_large=is_large)
     writer = Writer(random, {**sizes, "T": random.randint(1, 4)}, _dtypes(random))
     parameters = _parameters(writer)
-    author = Author(writer, random.choice((1, 1, 2, 2, 3)))
+    author = Author(writer, 1 if is_large else random.choice((1, 1, 2, 2, 3)), is_large)
     for _ in range(random.choice((1, 2, 2, 3, 3, 4, 5))):
         author.define()
     names = [definition.name for definition in author.definitions]
@@ -37,6 +39,13 @@ def random_case(seed: int) -> Case:
         random.choice((1, 2)),
         random.choice((None, None, None, "input", "overlap", *WRITABLE_LAYOUTS)),
     )
+
+
+def _sizes(random: Random, *, is_large: bool) -> dict[str, int]:
+    if is_large:
+        return {name: random.choice(LARGE_EXTENTS) for name in ("M", "N", "K")}
+    sizes = {name: random.choice(EXTENTS[1:] if random.random() < 0.9 else EXTENTS) for name in ("M", "N", "K")}
+    return {**sizes, "K": min(sizes["K"], 9)}
 
 
 def _dtypes(random: Random) -> tuple[str, ...]:
