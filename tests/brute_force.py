@@ -73,6 +73,11 @@ def violation(needed: Pairs, tree: Tree) -> tuple[Key, Key] | None:
     """A pair that the order of `tree` breaks; None for a legal one."""
     paths = dict(_paths(tree, ()))
     dates = {key: _date(paths[key[0]], key[0], values) for key, values in needed.axes.items()}
+    at: dict[tuple[str, tuple[int, ...]], Key] = {}
+    for key, date in dates.items():
+        twin = at.setdefault((key[0], tuple(step.value for step in date)), key)
+        if twin != key:
+            return twin, key
     for first, second in needed.ordered:
         if first == second or _order(dates[first], dates[second]) != "before":
             return first, second

@@ -17,6 +17,7 @@ import pytest
 
 import polyopt as po
 from polyopt import f32, f64
+from polyopt.dsl.affine import Affine, axes_of, axis
 from polyopt.errors import LegalityError
 from polyopt.loops import lower as loops_lower
 from polyopt.loops.interpret import interpret
@@ -121,6 +122,8 @@ every_operator = pytest.mark.parametrize("name", LOWERED)
 def mutated(tree: Tree, draw: random.Random) -> Tree:
     """The tree with one thing changed at a random place."""
     places = list(_places(tree))
+    if not places:
+        return tree
     target = draw.choice(places)
     return _replaced(tree, target, _changed(target, draw))
 
@@ -153,8 +156,15 @@ def _changed(place: Tree, draw: random.Random) -> Tree:
         draw.shuffle(children)
         return Sequence(tuple(children))
     assert isinstance(place, Loop), "leaves are no places"
-    change = draw.choice((_with_another_kind, _reversed_row, _shifted_row, _interchanged))
-    return change(place, draw)
+    changes: tuple[Callable[[Loop, random.Random], Tree], ...] = (
+        _with_another_kind,
+        _reversed_row,
+        _shifted_row,
+        _interchanged,
+        _strip_mined,
+        _left_out,
+    )
+    return draw.choice(changes)(place, draw)
 
 
 def _with_another_kind(loop: Loop, draw: random.Random) -> Loop:
@@ -177,6 +187,19 @@ def _interchanged(loop: Loop, draw: random.Random) -> Loop:
     if not isinstance(inner, Loop) or set(inner.statements) != set(loop.statements):
         return _reversed_row(loop, draw)
     return replace(inner, body=replace(loop, body=inner.body))
+
+
+def _strip_mined(loop: Loop, draw: random.Random) -> Loop:
+    """Tiles of two along the loop's rows, or along rows that a second axis skews."""
+    axes = [a for _, row in loop.rows for a in sorted(axes_of(row))]
+    skew = axis(draw.choice(axes)) * draw.choice((-1, 1)) if axes and draw.random() < 0.5 else Affine(0)
+    tiles = tuple((name, (row + skew if axes_of(skew) <= axes_of(row) else row) // 2) for name, row in loop.rows)
+    return replace(loop, name=f"{loop.name}_tile_{draw.randrange(1 << 30)}", rows=tiles, body=loop)
+
+
+def _left_out(loop: Loop, draw: random.Random) -> Tree:
+    """The body alone: the loop's rows date nothing any more."""
+    return loop.body
 
 
 def is_proved(scop: Scop, dependences: Dependences, tree: Tree, places: StoragePlan | None = None) -> bool:

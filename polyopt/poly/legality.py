@@ -3,7 +3,7 @@
 The order is read back from the isl schedule tree and the kinds of its loops alone; nothing is taken over from the
 code that chose them. Claims:
 
-- every instance of every statement runs, once;
+- every instance of every statement runs, once, at a date of its own;
 - every source of a dependence runs before its target, with no help from the order inside a parallel or vector
   loop, and no dependence was forgotten;
 - two updates of one element never run at once, except as lanes that are combined after the loop;
@@ -63,6 +63,8 @@ def prove(
     kinds: by loop name, as the marks of the schedule name them; an unknown mark is an error of ours
     """
     prover = _Prover(scop, Order.of(scop, schedule, kinds))
+    for statement in scop.statements:
+        prover.check_dates(statement)
     prover.check_complete(dependences)
     for dependence in dependences.ordered:
         prover.check_order(dependence)
@@ -77,7 +79,7 @@ def prove(
         prover.check_definitions(array)
     return Proof(
         (
-            Claim("every instance runs once", f"{len(scop.statements)} statements"),
+            Claim("every instance runs once, at a date of its own", f"{len(scop.statements)} statements"),
             Claim("every value is made before it is used", f"{len(dependences.ordered)} dependences"),
             Claim("updates of one element never meet", f"{len(dependences.reductions)} reductions"),
             Claim("no stored value is overwritten while it is needed", f"{len(storage.buffers)} buffers"),
@@ -91,6 +93,16 @@ def prove(
 class _Prover:
     scop: Scop
     order: Order
+
+    def check_dates(self, statement: Statement) -> None:
+        """No two instances of a statement have the same date: the loops around it tell them apart."""
+        same = self.order.pairs(statement.name, statement.name)
+        for step in self.order.steps[statement.name]:
+            if step.row is not None:
+                same = same & step.row.apply_range(step.row.reverse())
+        undated = self.different(same)
+        if not undated.is_empty():
+            raise _pair_error(f"no loop tells two instances of '{statement.name}' apart", undated, "has the date of")
 
     def check_order(self, dependence: Dependence) -> None:
         late = dependence.relation - self.order.before(dependence.source, dependence.target)
@@ -124,14 +136,6 @@ class _Prover:
                         "must not run at the same time as",
                     )
             together = together & same
-        undated = (dependence.relation & together).intersect_params(self.scop.context)
-        if not undated.is_empty():
-            raise _violation(
-                f"two updates of '{dependence.array}' are not ordered by any loop",
-                dependence.relation,
-                undated,
-                "has the same date as",
-            )
 
     def lanes_are_combined(self, source: str, target: str, row: isl.Map) -> bool:
         """Whether all lanes update one element known before the loop."""
