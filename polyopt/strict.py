@@ -19,10 +19,12 @@ from polyopt import reference
 from polyopt.codegen_c.vmath.numpy import forms
 from polyopt.errors import LegalityError
 from polyopt.loops import verify
-from polyopt.loops.instances import enumerate_instances, uses_data_subscripts
+from polyopt.loops.instances import deciding_buffers, enumerate_instances, uses_data_subscripts
+from polyopt.loops.interpret import interpret
 from polyopt.poly.dependence import Dependence
 from polyopt.poly.scop import Scop, Statement
 from polyopt.reference.compare import difference
+from polyopt.runtime import extent
 
 if TYPE_CHECKING:
     from polyopt.pipeline import Lowering
@@ -57,12 +59,16 @@ def check(lowering: Lowering, sizes: Mapping[str, int], arrays: Mapping[str, Arr
     """Walk the loops for these sizes and inputs. Raises `LegalityError` for the first fault.
 
     Every access is in bounds and reads what was written, no two iterations of a parallel or vector loop race, every
-    domain is executed exactly once, every dependence is respected. The last two are left out where subscripts are data.
+    domain is executed exactly once, every dependence is respected. The last two are left out where subscripts are data;
+    where the kernel itself computes them, the loops are interpreted, which checks accesses alone.
     """
     loops = lowering.loops
     verify.verify(loops)
     known = {name: value for name, value in sizes.items() if name in loops.sizes}
     inputs = {name: array for name, array in arrays.items() if any(b.name == name for b in loops.arguments)}
+    if deciding_buffers(loops) - set(inputs):
+        _interpret(lowering, known, inputs)
+        return
     verify.check_accesses(loops, known, inputs)
     if not uses_data_subscripts(loops):
         instances = list(enumerate_instances(loops, known, inputs))
@@ -70,6 +76,14 @@ def check(lowering: Lowering, sizes: Mapping[str, int], arrays: Mapping[str, Arr
         for dependence in lowering.dependences.ordered:
             verify.check_order(instances, pairs(dependence, lowering.scop, known))
     _log.info("enumerated %s at %s", lowering.program.name, dict(sizes))
+
+
+def _interpret(lowering: Lowering, sizes: Mapping[str, int], inputs: Mapping[str, Array]) -> None:
+    """Run the loops in Python, iterations of parallel and vector loops shuffled. Raises as `loops.interpret` does."""
+    info = lowering.info
+    shapes = {result: tuple(extent.evaluate(length, sizes) for length in result.shape) for result in info.results}
+    results = {result.name: np.zeros(shape, result.dtype.numpy) for result, shape in shapes.items()}
+    interpret(lowering.loops, {**inputs, **results}, sizes, seed=0)
 
 
 def check_results(

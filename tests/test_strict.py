@@ -118,3 +118,17 @@ def test_large_calls_are_not_walked_and_the_log_says_so(caplog: pytest.LogCaptur
     with po.strict_checks():
         assert po.op(running_sum.__wrapped__)(x)[-1] == x.size
     assert "smaller arrays" in caplog.text
+
+
+def test_subscripts_that_the_kernel_computes_are_checked_by_running_the_loops() -> None:
+    i, j = po.indices("i j")
+
+    @po.op
+    def largest(x: f64["M", "N"]):  # noqa: UP037 - strings name sizes
+        where, y = po.argmax(x, axis=1), po.tensor("y")
+        y[i] = x[i, where[i]] + 0 * po.max(x[i, j], j)
+        return y
+
+    x = np.random.default_rng(0).standard_normal((4, 5))
+    with po.strict_checks():
+        assert (largest(x) == x.max(1)).all()

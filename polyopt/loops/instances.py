@@ -243,6 +243,11 @@ def _compute(name: str, args: list[int]) -> int:
 
 def uses_data_subscripts(program: LoopProgram) -> bool:
     """Whether values of arrays decide which elements are touched, so that enumerating needs the arrays."""
+    return bool(deciding_buffers(program))
+
+
+def deciding_buffers(program: LoopProgram) -> frozenset[str]:
+    """The buffers whose values decide which elements are touched."""
     deciding: list[Expr] = []
     for statement in walk(program.body):
         match statement:
@@ -257,4 +262,4 @@ def uses_data_subscripts(program: LoopProgram) -> bool:
                 deciding.extend((lower, upper))
             case _:
                 pass
-    return any(isinstance(node, Load) for expr in deciding for node in walk_expr(expr))
+    return frozenset(node.buffer for expr in deciding for node in walk_expr(expr) if isinstance(node, Load))
