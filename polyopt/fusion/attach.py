@@ -96,6 +96,8 @@ class _Planner:
     def attachment(self, consumer: Statement) -> Attachment | None:
         if consumer.role != "define" or self.scop.array(consumer.array).role != "output":
             return None
+        if consumer.name in self.dependences.recurrent:
+            return None
         arrays = self.producers(consumer)
         if not arrays or sum(self.roles.bytes(array) for array in arrays) <= self.cache_bytes:
             return None
@@ -117,7 +119,7 @@ class _Planner:
 
     def producers(self, consumer: Statement) -> tuple[str, ...]:
         """Local arrays that only the consumer and other such arrays' statements read, without recurrences."""
-        recurrent = {d.source for d in self.dependences.ordered if d.source == d.target}
+        recurrent = self.dependences.recurrent
         chosen: dict[str, None] = {}
         candidates = [a.name for a in reversed(self.scop.arrays) if a.role == "local" and len(a.shape) >= 2]
         changed = True

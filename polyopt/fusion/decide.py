@@ -87,11 +87,15 @@ class _Fuser:
             axes = remaining[name]
             rows = tuple({name: self.tiles.get(name, {}).get(a) or axis(a)} for a in axes)
             return _Group(component, rows, tuple({name: a} for a in axes))
-        choice = choose_rows(component, inner, remaining, self.tester)
+        choice = choose_rows(component, inner, self.own_axes(component, remaining), self.tester)
         if choice is not None:
             return _Group(component, (choice.rows,), (choice.spent,), recurrent=not choice.coincident, cyclic=True)
         tree = isl_schedule.schedule(self.scop, component, inner, _within(component, self.dependences.reductions))
         return _Group(component, (), (), recurrent=True, fixed=tree)
+
+    def own_axes(self, names: Sequence[str], remaining: Remaining) -> Remaining:
+        """What is left of the statements' own axes: recurrences are not tiled."""
+        return {name: tuple(a for a in remaining[name] if a not in self.tiles.get(name, ())) for name in names}
 
     # -- merging -----------------------------------------------------------------------------------------------
 
@@ -194,7 +198,7 @@ class _Fuser:
     ) -> tuple[_Group | None, str]:
         """Two recurrences in one loop that runs in order, where one row serves both."""
         names = producer.statements + consumer.statements
-        choice = choose_rows(names, _within(names, dependences), remaining, self.tester)
+        choice = choose_rows(names, _within(names, dependences), self.own_axes(names, remaining), self.tester)
         if choice is None or not choice.settles:
             return None, "no row runs both recurrences in order"
         group = _Group(names, (choice.rows,), (choice.spent,), recurrent=not choice.coincident, cyclic=True)

@@ -72,7 +72,7 @@ def decide(scop: Scop, dependences: Dependences, *, cache_bytes: int) -> PackPla
     if scop.sizes:
         return PackPlan()
     roles = Roles.of(scop)
-    recurrent = {d.source for d in dependences.ordered if d.source == d.target}
+    recurrent = dependences.recurrent
     found = (
         _packing(scop, roles, statement, number, cache_bytes)
         for statement in scop.statements
@@ -149,6 +149,7 @@ def apply(attached: Attached, dependences: Dependences, plan: PackPlan) -> Attac
 
 def _sharing(packing: Packing, dependences: Dependences, tester: DistanceTester, roles: Roles) -> Mapping[str, str]:
     """The statements that can share the tile loop: the column axis of each, found along coincident dependences."""
+    apart = dependences.recurrent
     found = {packing.update: packing.columns}
     work = [packing.update]
     while work:
@@ -157,7 +158,7 @@ def _sharing(packing: Packing, dependences: Dependences, tester: DistanceTester,
             if name not in (dependence.source, dependence.target):
                 continue
             other = dependence.target if dependence.source == name else dependence.source
-            if other in found or roles.by_statement[other].contraction:
+            if other in found or other in apart or roles.by_statement[other].contraction:
                 continue
             for candidate in roles.by_statement[other].free:
                 if tester.is_coincident([dependence], {name: axis(found[name]), other: axis(candidate)}):

@@ -14,6 +14,7 @@ from typing import Literal
 
 import islpy as isl
 
+from polyopt.poly import graph
 from polyopt.poly.scop import Scop, Statement
 
 
@@ -53,6 +54,12 @@ class Dependences:
         for dependence in self.ordered:
             pairs.setdefault((dependence.source, dependence.target), []).append(dependence)
         return {pair: tuple(found) for pair, found in pairs.items()}
+
+    @property
+    def recurrent(self) -> set[str]:
+        """The statements that depend on themselves, directly or by way of others."""
+        edges = [(d.source, d.target) for d in self.ordered]
+        return graph.on_cycles(sorted({name for edge in edges for name in edge}), edges)
 
     def __str__(self) -> str:
         lines = [str(d) for d in self.ordered]

@@ -78,6 +78,13 @@ def topological(nodes: Sequence[Node], edges: Iterable[tuple[Node, Node]]) -> li
     return order
 
 
+def on_cycles(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> set[str]:
+    """The nodes that a path leads back to."""
+    pairs = list(edges)
+    loops = {source for source, target in pairs if source == target}
+    return loops.union(*(found for found in components(nodes, pairs) if len(found) > 1))
+
+
 def reachable(start: str, edges: Iterable[tuple[str, str]]) -> set[str]:
     """All nodes that a path from `start` leads to (`start` itself only on a cycle)."""
     successors: dict[str, list[str]] = {}

@@ -178,3 +178,24 @@ def test_sizes_around_the_tile_are_right_in_the_kernel() -> None:
         x = np.random.default_rng(0).uniform(1, 2, (m, n))
         (result,) = running.run(lowering.loops, {"x": x}).values()
         np.testing.assert_allclose(result, three_passes.reference(x), rtol=1e-12)
+
+
+def test_a_consumer_that_is_a_recurrence_is_not_cut_into_tiles() -> None:
+    @po.op
+    def running(x: f64[M, N]):
+        a, b = po.tensors("a b")
+        a[i, j] = po.sqrt(x[i, j]) + po.sqrt(x[i, j + 1])
+        b[i, j] = a[i, j] * a[i + 1, j] + po.where(i > 0, b[i - 1, j], 0.0)
+        return b
+
+    assert decided(running, 1 << 10, M=100, N=300).attachments == ()
+    lowering = running.lower(M=1000, N=1000, target=MACHINE)
+    assert lowering.fallback == "" and not lowering.fusion.copies
+
+
+def test_tiles_of_a_recurrence_are_no_axes_to_choose_from() -> None:
+    """Whoever asks for them: the recurrence runs along its own axes, and the order is legal."""
+    lowering = jacobi_2d.lower(M=5, N=6, steps=3)
+    rows = {"u_1": (("i_tile", axis("i") // 2),)}
+    tree = numbered(decide.decide(lowering.scop, lowering.dependences, rows).tree)
+    running.proved(lowering.scop, lowering.dependences, tree)

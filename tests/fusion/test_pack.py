@@ -150,6 +150,23 @@ def test_a_batch_of_products_packs_each_one() -> None:
     np.testing.assert_array_equal(result, x @ w)
 
 
+def test_a_recurrence_on_a_product_does_not_share_its_tiles() -> None:
+    @po.op
+    def running_sums(x: f64[M, K], w: f64[K, N]):
+        y, z = po.tensors("y z")
+        y[i, j] += x[i, k] * w[k, j]
+        z[i, j] = po.where(i > 0, z[i - 1, j], 0.0) + y[i, j]
+        return z
+
+    tiny = replace(MACHINE, l2_bytes=SMALL_CACHE)
+    lowering = running_sums.lower(M=33, N=70, K=18, target=tiny)
+    assert lowering.fallback == "" and "packed" in str(lowering.fusion)
+    numbers = np.random.default_rng(0)
+    x, w = (numbers.integers(-3, 4, shape).astype(float) for shape in ((33, 18), (18, 70)))
+    (result,) = running.run(lowering.loops, {"x": x, "w": w}).values()
+    np.testing.assert_array_equal(result, np.cumsum(x @ w, axis=0))
+
+
 def test_names_of_copies_are_new() -> None:
     @po.op
     def product(x: f32[M, K], w: f32[K, N], w_packed: f32[N]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyopt.poly.graph import components, reachable, topological
+from polyopt.poly.graph import components, on_cycles, reachable, topological
 
 NODES = list("abcdef")
 edges_of = st.lists(st.tuples(st.sampled_from(NODES), st.sampled_from(NODES)), max_size=14)
@@ -48,3 +48,8 @@ def test_a_node_is_reachable_from_itself_only_on_a_cycle() -> None:
     assert reachable("a", [("a", "b"), ("b", "c")]) == {"b", "c"}
     assert reachable("a", [("a", "b"), ("b", "a")]) == {"a", "b"}
     assert reachable("z", [("a", "b")]) == set()
+
+
+@given(edges_of)
+def test_a_node_is_on_a_cycle_exactly_if_it_reaches_itself(edges: list[tuple[str, str]]) -> None:
+    assert on_cycles(NODES, edges) == {node for node in NODES if node in reachable(node, edges)}
