@@ -273,10 +273,10 @@ class Writer:
         return self.done_vector(last)
 
 
-def random_case(seed: int) -> Case:
-    """The operator of a seed; the same on every run."""
+def random_case(seed: int, extents: tuple[int, int] = (1, 7)) -> Case:
+    """The operator of a seed, the same on every run. extents: the least and the greatest"""
     random = Random(seed)
-    m, n, length = random.randint(1, 7), random.randint(1, 7), random.randint(1, 5)
+    m, n, length = random.randint(*extents), random.randint(*extents), random.randint(1, 5)
     drawing = random.randrange(1 << 30)
 
     def program(x: i64[M, N], y: i64[N], ids: i64[N]):

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from polyopt.codegen_c import mapping
+from polyopt.fusion import attach, pack
 from polyopt.loops.interpret import interpret
-from polyopt.loops.verify import verify
+from polyopt.loops.verify import check_accesses, verify
 from polyopt.poly.replay import replay
+from polyopt.target import Target
 from tests import random_operators
+from tests.golden.test_golden import MACHINE
+from tests.poly import running
 
 COUNT, LONG_COUNT = 60, 3000
 FOUND_WRONG = (246, 1500, 2211, 2355)
 """Seeds that once gave wrong numbers."""
+ONCE_CRASHED = (169, 203)
+"""Seeds that once did not compile for the tiny machine."""
 
 
 @pytest.mark.parametrize("seed", [*range(COUNT), *FOUND_WRONG])
@@ -49,6 +57,29 @@ def assert_oracles_agree(seed: int) -> None:
 
     for found, value in zip(as_tuple(case.op(*case.arguments)), wanted, strict=True):
         np.testing.assert_array_equal(found, value, "kernel")
+
+
+@pytest.fixture
+def tiny_machine(monkeypatch: pytest.MonkeyPatch) -> Target:
+    """A machine on which small operators are large: tiles, panels and threads everywhere."""
+    monkeypatch.setattr(mapping, "PARALLEL_INSTANCES", 1)
+    monkeypatch.setattr(attach, "COLUMNS", 4)
+    monkeypatch.setattr(pack, "COLUMNS", 4)
+    monkeypatch.setattr(pack, "LEAST_REUSE", 2)
+    return replace(MACHINE, l1_bytes=128, l2_bytes=256)
+
+
+@pytest.mark.parametrize("seed", [*range(0, 60, 2), *ONCE_CRASHED])
+def test_loops_for_a_tiny_machine_give_the_reference(seed: int, tiny_machine: Target) -> None:
+    case = random_operators.random_case(seed, (6, 14))
+    lowering = case.op.lower(*case.arguments, target=tiny_machine)
+    assert lowering.fallback == ""
+    wanted = dict(zip(lowering.program.results, as_tuple(case.op.reference(*case.arguments)), strict=True))
+    inputs = dict(zip(lowering.program.parameters, case.arguments, strict=True))
+    verify(lowering.loops)
+    check_accesses(lowering.loops, arrays=inputs)
+    for name, found in running.run(lowering.loops, inputs, seed=seed).items():
+        np.testing.assert_array_equal(found, wanted[name], name)
 
 
 def as_tuple(result: Any) -> tuple[np.ndarray, ...]:
