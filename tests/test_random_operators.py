@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyopt.codegen_c import mapping
 from polyopt.fusion import attach, pack
 from polyopt.loops.interpret import interpret
 from polyopt.loops.verify import check_accesses, verify
@@ -62,11 +61,10 @@ def assert_oracles_agree(seed: int) -> None:
 @pytest.fixture
 def tiny_machine(monkeypatch: pytest.MonkeyPatch) -> Target:
     """A machine on which small operators are large: tiles, panels and threads everywhere."""
-    monkeypatch.setattr(mapping, "PARALLEL_INSTANCES", 1)
     monkeypatch.setattr(attach, "COLUMNS", 4)
     monkeypatch.setattr(pack, "COLUMNS", 4)
     monkeypatch.setattr(pack, "LEAST_REUSE", 2)
-    return replace(MACHINE, l1_bytes=128, l2_bytes=256)
+    return replace(MACHINE, l1_bytes=128, l2_bytes=256, parallel_instances=1)
 
 
 @pytest.mark.parametrize("seed", [*range(0, 60, 2), *ONCE_CRASHED])
