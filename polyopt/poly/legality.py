@@ -174,14 +174,26 @@ class _Prover:
         return starts_at_zero and not buffer.is_folded and buffer.extent == self.scop.array(buffer.array).shape
 
     def check_scope(self, buffer: Storage) -> None:
-        """The loops that a private buffer names are around every statement that uses it, in the plan's order."""
+        """The loops that a private buffer names are around every statement that uses it, in the plan's order, and no
+        lanes among or around them: lanes run at once in one iteration of the loops outside."""
         for statement in self.scop.statements:
-            around = [step.loop for step in self.order.steps[statement.name] if step.row is not None]
-            if relations(statement, buffer.array) and [n for n in around if n in buffer.scope] != list(buffer.scope):
+            if not relations(statement, buffer.array):
+                continue
+            around = [step for step in self.order.steps[statement.name] if step.row is not None]
+            names = [step.loop for step in around]
+            facts = {"array": buffer.array, "statement": statement.name}
+            if [name for name in names if name in buffer.scope] != list(buffer.scope):
                 raise LegalityError(
                     f"'{buffer.array}' is private to loops that are not around every use",
-                    why=f"'{statement.name}' runs in ({', '.join(around)}), the buffer in ({', '.join(buffer.scope)})",
-                    facts={"array": buffer.array, "statement": statement.name},
+                    why=f"'{statement.name}' runs in ({', '.join(names)}), the buffer in ({', '.join(buffer.scope)})",
+                    facts=facts,
+                )
+            lanes = [step.loop for step in around[: names.index(buffer.scope[-1]) + 1] if step.kind == "vector"]
+            if lanes:
+                raise LegalityError(
+                    f"'{buffer.array}' is private to one lane",
+                    why=f"all lanes of loop '{lanes[0]}' would share its buffer",
+                    facts=facts,
                 )
 
     def check_private(self, buffer: Storage, own: list[Dependence]) -> None:

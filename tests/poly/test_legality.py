@@ -448,6 +448,22 @@ def test_a_private_buffer_one_loop_too_deep_is_refused(tiled: Lowering) -> None:
     assert (source["i"], source["j"]) == (target["i"], target["j"])
 
 
+def test_a_buffer_private_to_a_lane_is_refused() -> None:
+    lowering = product.lower(M=3, N=4, K=1)
+    names = ("y_init", "y_update", "out")
+    update = Loop("k", (("y_update", axis("k")),), Leaf("y_update"))
+    columns = Loop(
+        "j", tuple((name, axis("j")) for name in names), Sequence((Leaf("y_init"), update, Leaf("out"))), kind="vector"
+    )
+    tree = Loop("i", tuple((name, ROW) for name in names), columns)
+    cell = Storage("y", ("i", "j"), (ROW, axis("j")), (constant(1), constant(1)), (None, None))
+    error = refused(lowering, tree=tree, storage=StoragePlan((cell,)))
+    assert "private to one lane" in error.what
+    prove(lowering, tree=with_loop(tree, "j", kind="serial"), storage=StoragePlan((cell,)))
+    row = replace(cell, scope=("i",), offset=(ROW, Affine(0)), extent=(constant(1), constant(4)))
+    prove(lowering, tree=tree, storage=StoragePlan((row,)))
+
+
 def test_a_buffer_private_to_a_loop_that_carries_its_values_is_refused() -> None:
     lowering = product.lower(M=3, N=4, K=5)
     update = next(s for s in lowering.scop.statements if s.is_update).name
