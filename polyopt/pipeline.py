@@ -33,6 +33,7 @@ from polyopt.poly import tree as trees
 from polyopt.poly.dependence import Dependences
 from polyopt.poly.legality import Proof
 from polyopt.poly.scop import Scop
+from polyopt.poly.space import isl_errors, operation_budget
 from polyopt.poly.storage import StoragePlan
 from polyopt.poly.tree import Tree
 from polyopt.runtime import extent, jit
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _STAGE_LOGS = {name: logging.getLogger(f"polyopt.{name}") for name in ("schedule", "fusion", "codegen")}
+
+
+PROOF_OPERATIONS = 1_500_000
+"""What isl may do to prove one schedule: seconds, where our operators take a twentieth of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,9 @@ class Lowering:
         l2_bytes = self.options.target.l2_bytes
         windows = attach.decide(scop, dependences, cache_bytes=l2_bytes // 2)
         attached = attach.apply(scop, windows)
-        panels = pack.decide(attached.scop, dependences, cache_bytes=l2_bytes)
+        if windows.attachments:  # its tiles fit the cache, and have changed the dependences
+            return Copies(windows, pack.PackPlan(), attached)
+        panels = pack.decide(scop, dependences, cache_bytes=l2_bytes)
         return Copies(windows, panels, pack.apply(attached, dependences, panels))
 
     @property
@@ -213,7 +220,8 @@ class Lowering:
 
     def _prove(self, decided: Decided, dependences: Dependences) -> Proof:
         kinds = trees.kinds(decided.tree)
-        return legality.prove(self.scop, dependences, decided.schedule, kinds, decided.storage)
+        with isl_errors(f"prove the schedule of '{self.program.name}'"), operation_budget(PROOF_OPERATIONS):
+            return legality.prove(self.scop, dependences, decided.schedule, kinds, decided.storage)
 
     @property
     def tiling(self) -> TilingPlan:

@@ -57,11 +57,11 @@ OPERATIONS = 400_000
 
 
 @contextmanager
-def operation_budget() -> Iterator[None]:
-    """Lets isl do `OPERATIONS` operations in the block; beyond, its calls raise `isl.Error`."""
+def operation_budget(operations: int = OPERATIONS) -> Iterator[None]:
+    """Lets isl do so many operations in the block; beyond, its calls raise `isl.Error`."""
     context = isl.DEFAULT_CONTEXT
     around = context.get_max_operations()
-    context.set_max_operations(OPERATIONS)
+    context.set_max_operations(operations)
     context.reset_operations()
     try:
         yield

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import polyopt as po
 from polyopt.fuzz.arrays import draw
 from polyopt.fuzz.check import compare
+from polyopt.target import preset
 
 M, N, K = po.sizes("M N K")
 i, j, k = po.index("i", extent=M), po.index("j", extent=N), po.index("k", extent=K)
-ii = po.index("ii", extent=M)
+ii, jj = po.index("ii", extent=M), po.index("jj", extent=N)
 
 
 def test_a_quotient_by_a_number_keeps_its_dtype_where_loops_are_split() -> None:
@@ -96,3 +99,20 @@ def test_a_register_has_the_lanes_of_every_loop_that_uses_it() -> None:
 
     for target in ("generic", "cpu"):
         compare(cases.on(target), (draw((3,), "f64", -3, 3, seed=1), draw((5, 2, 3), "f64", -3, 3, seed=2)))
+
+
+def test_operands_are_packed_beside_producers_that_tiles_compute_anew() -> None:
+    """Dependences from before tiles gained axes of their own were used after it."""
+
+    @po.op(target=replace(preset("generic"), parallel_instances=1, l1_bytes=256, l2_bytes=1024))
+    def cases(x: po.i16[M, N], y: po.i16[K], w: po.i16[N, M]):
+        t = po.tensor("t", shape=(N, N), dtype=po.i16)
+        z = po.tensor("z", shape=(M, N), dtype=po.i16)
+        t[j, jj] += w[j, i] * x[i, jj]
+        choice = po.where(w.pad(2)[j, j // 3 + j % 2] != y.pad(1)[j // 3 + i % 2], y.clamp()[i + 1], t.pad(1)[j - 1, j])
+        step = po.maximum(po.maximum(choice, z[i - 1, j]) + z[i - 1, j - 1], z[i - 2, j])
+        z[i, j] = po.where((i >= 2) & (j >= 2) & (j < N - 1), step, t[j, j])
+        return z
+
+    arrays = draw((9, 76), "i16", -3, 3, seed=1), draw((32,), "i16", -3, 3, seed=2), draw((76, 9), "i16", 0, 3, seed=3)
+    compare(cases, arrays)
