@@ -318,12 +318,13 @@ class Builder:
         affine = try_condition(expr, scope)
         if affine is not None:
             return condition_value(affine)
+        name = expr.name
         args = tuple(self.build(arg, scope) for arg in expr.args)
         operand = join(arg.type for arg in args)
         if isinstance(operand, DType) and operand.is_integer:
-            operand = _wide_enough(operand, args)
+            name, args = _within_range(name, args, operand)
         nodes = tuple(self.convert(arg, operand, expr.span) for arg in args)
-        return Typed(ir.Op(expr.name, nodes, bool_), bool_)
+        return Typed(ir.Op(name, nodes, bool_), bool_)
 
     def _logic(self, expr: Call, scope: Scope, reads: Reads | None) -> Typed:
         affine = try_condition(expr, scope)
@@ -346,7 +347,7 @@ class Builder:
     def _classify(self, expr: Call, scope: Scope) -> Typed:
         value = self.build(expr.args[0], scope)
         if isinstance(value.type, DType) and not value.type.is_float:
-            return Typed(ir.Const(False, bool_), bool_)
+            return Typed(ir.Op("ne", (value.node, value.node), bool_), bool_)  # False, and it reads what it is asked of
         return Typed(ir.Op(expr.name, (self.convert(value, as_float(value.type), expr.span),), bool_), bool_)
 
     def _power(self, expr: Call, args: tuple[Typed, ...], operand: Type) -> Typed:
@@ -438,13 +439,20 @@ def _weak_or(operand: Type, weak: WeakType, strong: DType) -> Type:
     return weak if isinstance(operand, WeakType) else strong
 
 
-def _wide_enough(operand: DType, args: tuple[Typed, ...]) -> DType:
-    """i64 where a comparison has a Python integer that the other operand's dtype cannot hold."""
-    low, high = integer_range(operand)
-    values = [a.node.value for a in args if a.type == WEAK_INT and isinstance(a.node, ir.Const)]
-    if all(low <= value <= high for value in values):
-        return operand
-    return f64 if operand.name == "u64" else i64
+def _within_range(name: str, args: tuple[Typed, ...], dtype: DType) -> tuple[str, tuple[Typed, ...]]:
+    """A comparison whose Python integer fits the other operand's dtype, with the same outcome for all its values."""
+    left, right = args
+    if left.type == WEAK_INT and right.type != WEAK_INT:
+        name, left, right = _MIRRORED[name], right, left
+    low, high = integer_range(dtype)
+    if right.type != WEAK_INT or not isinstance(right.node, ir.Const) or low <= right.node.value <= high:
+        return name, (left, right)
+    if right.node.value > high:
+        return ("le" if name in ("lt", "le", "ne") else "gt"), (left, literal(high))
+    return ("ge" if name in ("gt", "ge", "ne") else "lt"), (left, literal(low))
+
+
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
 def _is_small(node: ir.Expr) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,31 @@ def test_integer_operations_follow_numpy(dtype: Any) -> None:
             assert_array_equal(result, wanted)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64])
+def test_comparisons_with_python_integers_are_exact(dtype: Any) -> None:
+    info = np.iinfo(dtype)
+    x = np.array([info.min, info.min + 1, 0, 1, info.max - 1, info.max], dtype)
+    for number in (-(2**70), -(2**63) - 1, -1, 0, info.max, info.max + 1, 2**53 + 1, 2**63, 2**64 - 1, 2**64, 2**70):
+        found = value_of(compared_with(number), x)
+        wanted = [[compare(int(value), number) for value in x] for compare in COMPARISONS]
+        wanted += [[compare(number, int(value)) for value in x] for compare in COMPARISONS]
+        assert [part.tolist() for part in found] == wanted, number
+
+
+COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
+
+
+def compared_with(number: int) -> Any:
+    """All comparisons of an array with a number on the right, then on the left."""
+    return lambda x: (*(c(x, number) for c in COMPARISONS), *(c(number, x) for c in COMPARISONS))
+
+
+@pytest.mark.parametrize("name", ["isnan", "isinf"])
+def test_integers_are_neither_nan_nor_infinite(name: str) -> None:
+    assert value_of(lambda x: getattr(po, name)(x), np.arange(3)).tolist() == [False] * 3
+    assert value_of(lambda x: getattr(po, name)(x), np.array([True, False])).tolist() == [False] * 2
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
 def test_shifts_by_the_width_or_more_follow_numpy(dtype: Any) -> None:
     info = np.iinfo(dtype)
@@ -223,6 +249,16 @@ def test_python_scalars_are_weak_and_numpy_scalars_are_strong(dtype: np.dtype[An
         lambda x: x * True,
     ):
         assert value_of(expression, x).dtype == expression(x).dtype
+
+
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES, ids=str)
+def test_python_scalars_are_weak_as_arguments_too(dtype: np.dtype[Any]) -> None:
+    op = po.op(lambda x, y: x * y)
+    x = np.ones(3, dtype)
+    for number in (2, 2.5, True, np.float64(2), np.int8(1), np.float32(2), 3):
+        for _ in range(2):
+            assert op(x, number).dtype == (x * number).dtype, number
+            assert_array_equal(op(x, number), x * number)
 
 
 def test_bare_dtype_parameters_are_strong() -> None:
