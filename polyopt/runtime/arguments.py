@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from polyopt.errors import ArgumentError, ShapeError
 from polyopt.runtime import arrays
 from polyopt.runtime.arrays import Array, Layout, Wrap
 
+Free: TypeAlias = "tuple[DType, int, tuple[bool, ...], bool]"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arguments:
@@ -23,13 +25,14 @@ class Arguments:
 
     constants: values of compile-time parameters
     arrays:    tensors and run-time scalars by name, in the order of the signature, elements aligned
-    free:      dtype, rank and which extents are 1, of the arrays whose parameter has no annotation
+    free:      of what is given to parameters without annotation: dtype, rank, which extents are 1, and whether it is
+               a Python number, which is weak
     wrap:      makes results of the caller's kind; None for NumPy arrays
     """
 
     constants: Mapping[str, object]
     arrays: Mapping[str, Array]
-    free: Mapping[str, tuple[DType, int, tuple[bool, ...]]]
+    free: Mapping[str, Free]
     wrap: Wrap | None = None
 
     @property
@@ -46,6 +49,7 @@ class Arguments:
         return (
             constants_key(self.constants),
             tuple((name, a.dtype, a.shape, arrays.layout(a)) for name, a in self.arrays.items()),
+            tuple(is_weak for *_, is_weak in self.free.values()),
         )
 
 
@@ -58,7 +62,7 @@ def bind(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     values = _by_name(signature, args, kwargs)
     constants: dict[str, object] = {}
     found: dict[str, Array] = {}
-    free: dict[str, tuple[DType, int, tuple[bool, ...]]] = {}
+    free: dict[str, Free] = {}
     wrap: Wrap | None = None
     for parameter in signature.parameters:
         value = values[parameter.name]
@@ -69,7 +73,7 @@ def bind(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         found[parameter.name] = given.array
         wrap = wrap or given.wrap
         if parameter.kind == "unannotated":
-            free[parameter.name] = _free(parameter.name, given.array)
+            free[parameter.name] = _free(parameter.name, given.array, value)
     return Arguments(constants, found, free, wrap)
 
 
@@ -138,8 +142,9 @@ def _typed(parameter: Parameter, value: Any, given: arrays.Given) -> arrays.Give
     return given
 
 
-def _free(name: str, array: Array) -> tuple[DType, int, tuple[bool, ...]]:
-    return arrays.check_dtype(array, name), array.ndim, tuple(extent == 1 for extent in array.shape)
+def _free(name: str, array: Array, value: object) -> Free:
+    units = tuple(extent == 1 for extent in array.shape)
+    return arrays.check_dtype(array, name), array.ndim, units, type(value) in (bool, int, float)
 
 
 # --- keys -----------------------------------------------------------------------------------------------------
