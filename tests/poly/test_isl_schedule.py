@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import islpy as isl
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from polyopt.pipeline import Lowering
 from polyopt.poly import cycles, dependence, extract, isl_schedule
 from polyopt.poly.distance import DistanceTester
 from polyopt.poly.schedule import choose_rows
+from polyopt.poly.space import operation_budget
 from polyopt.poly.tree import Loop, loops, statements
 from tests import brute_force
 from tests.poly.operators import M, N, gauss_seidel, i, j, k
@@ -251,7 +254,8 @@ def test_where_isl_gives_up_the_error_says_whether_there_is_a_cycle(monkeypatch:
 
 
 def test_isl_itself_gives_up_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyopt.poly.space.OPERATIONS", 1)
+    for module in (isl_schedule, cycles):
+        monkeypatch.setattr(module, "operation_budget", partial(operation_budget, 1))
     program = crossing.lower(M=5, N=6).program
     scop = extract.extract(program)
     dependences = dependence.compute(scop)
