@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import polyopt as po
 from polyopt import f32, f64
 from polyopt.dsl.affine import Affine, axis, constant, size
+from polyopt.errors import LegalityError
 from polyopt.loops import lower as loops_lower
 from polyopt.loops.interpret import interpret
 from polyopt.pipeline import Lowering
@@ -17,7 +19,8 @@ from polyopt.poly import legality, storage
 from polyopt.poly.lifetimes import overwritten, relations
 from polyopt.poly.order import Order
 from polyopt.poly.storage import Storage, StoragePlan
-from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, as_schedule, kinds
+from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, as_schedule, kinds, loops
+from tests.poly import running
 from tests.poly.operators import M, N, i, j, jacobi_1d, jacobi_2d, k, layernorm, prefix, product, softmax
 
 
@@ -258,3 +261,59 @@ def test_the_planes_of_a_mixed_precision_state_are_those_of_its_loop() -> None:
     assert {b.array: b.modulo for b in lowering.storage.buffers} == {"u": (2, None), "v": (2, None)}
     x = np.linspace(0, 0.1, 9, dtype=np.float32)
     np.testing.assert_allclose(two_states(x, 7), two_states.reference(x, 7), rtol=1e-5)
+
+
+# --- random plans -----------------------------------------------------------------------------------------------
+
+RANDOM_PLANS = {
+    "jacobi_1d": lambda: jacobi_1d.lower(N=5, steps=4),
+    "product": lambda: product.lower(M=3, N=4, K=2),
+    "softmax": lambda: softmax.lower(M=3, N=4),
+    "layernorm": lambda: layernorm.lower(M=2, N=4),
+}
+
+
+def random_buffer(lowering: Lowering, array: str, draw: Random) -> Storage:
+    """A buffer somewhere between nothing and everything, private to some of the loops around a use of the array."""
+    shape = lowering.scop.array(array).shape
+    users = [s.name for s in lowering.scop.statements if s.array == array]
+    around = [loop.name for loop in loops(lowering.tree) if users[0] in loop.statements]
+    scope = tuple(around[: draw.randint(0, len(around))]) if draw.random() < 0.8 else ()
+    fields: list[tuple[Affine, Affine, int | None]] = []
+    for extent in shape:
+        offset = axis(draw.choice(scope)) if scope and draw.random() < 0.6 else Affine(0)
+        modulo = draw.randint(1, 3) if draw.random() < 0.3 else None
+        held = modulo if modulo and draw.random() < 0.8 else draw.randint(1, extent.constant + 1)
+        fields.append((offset + draw.choice((0, 0, 0, 0, 1, -1)), constant(held), modulo))
+    chosen = lowering.storage.of(array)
+    assert chosen is not None
+    if draw.random() < 0.3:
+        return chosen
+    return Storage(array, scope, *(tuple(column) for column in zip(*fields, strict=True)))
+
+
+@pytest.mark.parametrize("name", RANDOM_PLANS)
+def test_a_random_plan_that_is_proved_gives_right_numbers(name: str) -> None:
+    """Loops with the plan, their parallel iterations shuffled, against loops with whole arrays."""
+    lowering = RANDOM_PLANS[name]()
+    draw, accepted, refused = Random(name), 0, 0
+    numbers = np.random.default_rng(0)
+    inputs = {}
+    for parameter in lowering.program.parameters:
+        tensor = lowering.program.tensor(parameter)
+        shape = tuple(extent.constant for extent in tensor.shape or ())
+        inputs[parameter] = numbers.random(shape).astype(tensor.dtype.numpy)
+    whole = running.loop_program(lowering.rewritten, lowering.scop, lowering.tree, storage.whole_plan(lowering.scop))
+    (wanted,) = running.run(whole, inputs).values()
+    for seed in range(150):
+        plan = StoragePlan(tuple(random_buffer(lowering, b.array, draw) for b in lowering.storage.buffers))
+        try:
+            legality.prove(lowering.scop, lowering.dependences, lowering.schedule, kinds(lowering.tree), plan)
+        except LegalityError:
+            refused += 1
+            continue
+        accepted += 1
+        program = running.loop_program(lowering.rewritten, lowering.scop, lowering.tree, plan)
+        (found,) = running.run(program, inputs, seed=seed).values()
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, err_msg=str(plan))
+    assert accepted >= 3 and refused >= 30, f"one-sided: {accepted} accepted, {refused} refused"
