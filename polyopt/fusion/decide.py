@@ -251,7 +251,8 @@ class _Fuser:
         if not flows or (not fused and reason == "no loop is left to share"):
             return
         array = flows[0].array
-        saved = 2 * self.roles.bytes(array) if fused else 0
+        tiled = any(self.tiles.get(name) for name in (*producer.statements, *consumer.statements))
+        saved = 2 * self.roles.bytes(array) if fused and not tiled else 0  # an array in tiles has a copy for each
         verdict = "fused" if fused else "kept apart"
         decision = Decision(producer.statements[-1], consumer.statements[0], array, verdict, reason, saved)
         if decision not in self.decisions:

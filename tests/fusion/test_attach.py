@@ -121,6 +121,11 @@ def test_a_blur_larger_than_the_cache_is_attached_by_tiles() -> None:
     assert lowering.report().temporary_bytes < MACHINE.l2_bytes
 
 
+def test_copies_of_a_producer_are_not_counted_as_traffic_saved() -> None:
+    lowering = blurred.lower(M=2002, N=3002, target=MACHINE)
+    assert [d.bytes_saved for d in lowering.fusion.decisions if d.array == "across"] == [0] * 4
+
+
 def test_a_blur_that_fits_the_cache_is_left_alone() -> None:
     assert decided(blurred, 1 << 20, M=100, N=100).attachments == ()
     assert decided(blurred, 1 << 12, M=200, N=300).attachments
