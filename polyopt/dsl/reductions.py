@@ -17,7 +17,7 @@ from polyopt.dsl.state import Handle, sugar_indices
 from polyopt.dsl.subscripts import require_extents
 from polyopt.dsl.symbols import as_dtype
 from polyopt.dtypes import i64
-from polyopt.errors import DefinitionError
+from polyopt.errors import DefinitionError, ShapeError
 
 
 def sum(  # noqa: A001  # the language's name
@@ -281,4 +281,12 @@ def _axes(kind: str, axis: object, rank: int) -> tuple[int, ...]:
             where=user_span(),
             fix=f"po.{kind}(x, axis=1), or subscript: po.{kind}(x[i, k], k).",
         )
-    return tuple(sorted({normal_axis(part, rank) for part in parts}))
+    found = sorted(normal_axis(part, rank) for part in parts)
+    if len(set(found)) < len(found):
+        raise ShapeError(
+            f"po.{kind} is given an axis twice: axis={axis!r}",
+            where=user_span(),
+            fix="name each axis once.",
+            facts={"axis": axis, "rank": rank},
+        )
+    return tuple(found)

@@ -24,7 +24,7 @@ from polyopt.dsl.expr import (
     try_expr,
 )
 from polyopt.dsl.extents import known_extents
-from polyopt.dsl.recognise import extent_of, is_data
+from polyopt.dsl.recognise import NeedsSizes, extent_of, is_data
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle, check_rank, sugar_indices
 from polyopt.errors import DefinitionError, DTypeError, ShapeError
@@ -265,7 +265,7 @@ def as_size(extent: Affine) -> AffineSize | int:
 
 
 def require_extents(tensor: Handle, what: str) -> tuple[Affine, ...]:
-    """The extents. Raises `DefinitionError` where one is not plain at this point of the function."""
+    """The extents. Raises `NeedsSizes` where one is not plain at this point of the function."""
     rank_of(tensor)
     extents = known_extents(tensor)
     found = tuple(extent for extent in extents if extent is not None)
@@ -274,8 +274,9 @@ def require_extents(tensor: Handle, what: str) -> tuple[Affine, ...]:
     return found
 
 
-def _unknown_extent(tensor: Handle, what: str) -> DefinitionError:
-    return DefinitionError(
+def _unknown_extent(tensor: Handle, what: str) -> NeedsSizes:
+    """With numbers for the sizes more is known: x[:2] has two elements where x has 8, and at most two where it has N."""
+    return NeedsSizes(
         f"the extents of '{tensor.name}' are not known here",
         where=user_span(),
         why=f"'{what}' needs them at once, and they follow from ranges that are found when every equation is known.",

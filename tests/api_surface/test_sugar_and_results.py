@@ -127,6 +127,22 @@ def test_concatenate_stack_and_makers() -> None:
     assert_array_equal(value_of(lambda x: x @ po.eye(3), x), x)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_pieces_whose_extent_depends_on_sizes_are_joined(dynamic: bool) -> None:
+    @po.op(dynamic=dynamic)
+    def f(x: f64[M, N]):
+        return po.concatenate([x, x[:, :2]], axis=1)
+
+    for shape in ((4, 7), (4, 2), (4, 1), (0, 3)):
+        x = RNG.standard_normal(shape)
+        assert_array_equal(f(x), np.concatenate([x, x[:, :2]], axis=1))
+
+
+def test_an_axis_twice_is_an_error() -> None:
+    with pytest.raises(po.ShapeError):
+        value_of(lambda x: po.sum(x, axis=(0, -2)), X)
+
+
 def test_ops_inside_ops_are_inlined() -> None:
     @po.op
     def norm(x: f64[N]):
