@@ -275,7 +275,7 @@ def require_extents(tensor: Handle, what: str) -> tuple[Affine, ...]:
 
 
 def _unknown_extent(tensor: Handle, what: str) -> NeedsSizes:
-    """With numbers for the sizes more is known: x[:2] has two elements where x has 8, and at most two where it has N."""
+    """Asks for numbers: x[:2] has two elements where x has 8, and perhaps fewer where it has N."""
     return NeedsSizes(
         f"the extents of '{tensor.name}' are not known here",
         where=user_span(),
