@@ -1,0 +1,197 @@
+// The vocabulary of generated kernels. A kernel's text is plain CUDA C++ plus the names that start with po_; under
+// nvcc and NVRTC those in the first part are one PTX instruction each, under the emulator (PO_EMU) the same names are
+// functions of po_emu.h. Generated text never contains asm. The second part is common code over the first.
+#pragma once
+
+#if defined(PO_EMU)
+#include "po_emu.h"
+#else
+
+#if defined(__CUDACC_RTC__)
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long int64_t;
+typedef unsigned long uint64_t;
+typedef unsigned long uintptr_t;
+#define INT8_MIN (-128)
+#define INT16_MIN (-32768)
+#define INT32_MIN (-2147483647 - 1)
+#define INT64_MIN (-9223372036854775807L - 1)
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+#else
+#include <math.h>
+#include <stdint.h>
+#endif
+
+#define PO_KERNEL extern "C" __global__
+#define PO_SHARED __shared__ __align__(128)
+#define PO_DYN_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
+#define PO_DEVICE __device__ __forceinline__
+#define PO_ENTRY(kernel)
+typedef uint32_t po_u32;
+typedef unsigned long long po_u64;
+
+// ---- vectors: one access of 4, 8 or 16 bytes ----------------------------------------------------------------------
+// po_vec<T, N>: N elements of T, N * sizeof(T) in {2, 4, 8, 16}; `v[i]` is an element.
+template <class T, int N> struct __align__(sizeof(T) * N) po_vec { T v[N]; };
+template <int Bytes> struct po_raw;
+template <> struct po_raw<2> { typedef unsigned short type; };
+template <> struct po_raw<4> { typedef unsigned int type; };
+template <> struct po_raw<8> { typedef uint2 type; };
+template <> struct po_raw<16> { typedef uint4 type; };
+
+// N elements at an address that is a multiple of their bytes, in one load.
+template <int N, class T> PO_DEVICE po_vec<T, N> po_load(const T *p) {
+  typedef typename po_raw<sizeof(T) * N>::type Raw;
+  union Both { Raw raw; po_vec<T, N> vec; PO_DEVICE Both() {} } both;
+  both.raw = *reinterpret_cast<const Raw *>(p);
+  return both.vec;
+}
+// The same in one store.
+template <int N, class T> PO_DEVICE void po_store(T *p, const po_vec<T, N> &value) {
+  typedef typename po_raw<sizeof(T) * N>::type Raw;
+  union Both { Raw raw; po_vec<T, N> vec; PO_DEVICE Both() {} } both;
+  both.vec = value;
+  *reinterpret_cast<Raw *>(p) = both.raw;
+}
+
+// ---- lanes of a warp: every lane of the warp calls them together ----------------------------------------------------
+// T: 4 or 8 bytes. po_shfl: the value of lane `from`; po_shfl_xor: of lane `lane ^ mask`; po_shfl_down: of `lane + n`.
+template <class T> PO_DEVICE T po_shfl(T value, int from) { return __shfl_sync(0xffffffffu, value, from); }
+template <class T> PO_DEVICE T po_shfl_xor(T value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+template <class T> PO_DEVICE T po_shfl_down(T value, int n) { return __shfl_down_sync(0xffffffffu, value, n); }
+
+// ---- copies from global to shared memory that run on their own -----------------------------------------------------
+PO_DEVICE po_u32 po_smem(const void *p) { return (po_u32)__cvta_generic_to_shared(p); }
+PO_DEVICE void po_cp_async16(void *s, const void *g) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(po_smem(s)), "l"(g) : "memory");
+}
+PO_DEVICE void po_cp_async8(void *s, const void *g) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(po_smem(s)), "l"(g) : "memory");
+}
+PO_DEVICE void po_cp_async4(void *s, const void *g) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(po_smem(s)), "l"(g) : "memory");
+}
+// Where `ok` is false nothing is read, and zeros are written.
+PO_DEVICE void po_cp_async16_zfill(void *s, const void *g, bool ok) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(po_smem(s)), "l"(g), "r"(ok ? 16 : 0) : "memory");
+}
+PO_DEVICE void po_cp_async8_zfill(void *s, const void *g, bool ok) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(po_smem(s)), "l"(g), "r"(ok ? 8 : 0) : "memory");
+}
+PO_DEVICE void po_cp_async4_zfill(void *s, const void *g, bool ok) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(po_smem(s)), "l"(g), "r"(ok ? 4 : 0) : "memory");
+}
+PO_DEVICE void po_cp_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most N groups committed by this thread are under way.
+template <int N> PO_DEVICE void po_cp_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// ---- tensor cores: the whole warp together -------------------------------------------------------------------------
+// 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8, 16-byte aligned.
+PO_DEVICE void po_ldmatrix_x4(po_u32 (&r)[4], const void *s) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(po_smem(s)) : "memory");
+}
+PO_DEVICE void po_ldmatrix_x4_t(po_u32 (&r)[4], const void *s) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(po_smem(s)) : "memory");
+}
+PO_DEVICE void po_ldmatrix_x2(po_u32 (&r)[2], const void *s) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1]) : "r"(po_smem(s)) : "memory");
+}
+PO_DEVICE void po_ldmatrix_x2_t(po_u32 (&r)[2], const void *s) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1]) : "r"(po_smem(s)) : "memory");
+}
+// d += a b. bf16, f16: 16 x 8 += 16 x 16 by 16 x 8; tf32: 16 x 8 by 8 x 8; 8-bit integers: 16 x 32 by 32 x 8.
+// The fragments are those of the PTX manual, "mma.sync.aligned.m16n8k16", "m16n8k8" (.tf32), "m16n8k32".
+#define PO_MMA_F32(name, kind)                                                                             \
+  PO_DEVICE void name(float (&d)[4], const po_u32 *a, const po_u32 *b) {                                      \
+    asm volatile("mma.sync.aligned." kind " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"          \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                          \
+  }
+PO_MMA_F32(po_mma_bf16, "m16n8k16.row.col.f32.bf16.bf16.f32")
+PO_MMA_F32(po_mma_f16, "m16n8k16.row.col.f32.f16.f16.f32")
+PO_MMA_F32(po_mma_tf32, "m16n8k8.row.col.f32.tf32.tf32.f32")
+#undef PO_MMA_F32
+#define PO_MMA_S32(name, kind)                                                                             \
+  PO_DEVICE void name(int32_t (&d)[4], const po_u32 *a, const po_u32 *b) {                                    \
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." kind ".s32 "                                       \
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                                     \
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                          \
+  }
+PO_MMA_S32(po_mma_s8, "s8.s8")
+PO_MMA_S32(po_mma_u8, "u8.u8")
+PO_MMA_S32(po_mma_s8_u8, "s8.u8")
+PO_MMA_S32(po_mma_u8_s8, "u8.s8")
+#undef PO_MMA_S32
+// A float rounded to tf32 (to nearest), as the bits that mma takes.
+PO_DEVICE po_u32 po_to_tf32(float x) {
+  po_u32 bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return bits;
+}
+
+// ---- scalars -------------------------------------------------------------------------------------------------------
+// The smaller and the larger; NaN where either is NaN.
+PO_DEVICE float po_min_nan(float a, float b) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+PO_DEVICE float po_max_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+PO_DEVICE float po_from_f16(uint16_t h) {
+  float r;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(h));
+  return r;
+}
+PO_DEVICE uint16_t po_to_f16(float x) {
+  uint16_t h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+  return h;
+}
+PO_DEVICE float po_from_bf16(uint16_t h) { return __uint_as_float((po_u32)h << 16); }
+PO_DEVICE uint16_t po_to_bf16(float x) {
+  uint16_t h;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+  return h;
+}
+PO_DEVICE po_u32 po_bits(float x) { return __float_as_uint(x); }
+PO_DEVICE float po_float(po_u32 i) { return __uint_as_float(i); }
+
+// ---- atomics -------------------------------------------------------------------------------------------------------
+// T: int32_t, uint32_t, or int64_t and uint64_t. Integers wrap, so that the order does not matter.
+PO_DEVICE void po_atomic_add(int32_t *p, int32_t value) { atomicAdd(p, value); }
+PO_DEVICE void po_atomic_add(uint32_t *p, uint32_t value) { atomicAdd(p, value); }
+PO_DEVICE void po_atomic_add(int64_t *p, int64_t value) { atomicAdd((po_u64 *)p, (po_u64)value); }
+PO_DEVICE void po_atomic_add(uint64_t *p, uint64_t value) { atomicAdd((po_u64 *)p, (po_u64)value); }
+// Puts `value` where `expected` was; gives what was there.
+PO_DEVICE int64_t po_atomic_cas(int64_t *p, int64_t expected, int64_t value) {
+  return (int64_t)atomicCAS((po_u64 *)p, (po_u64)expected, (po_u64)value);
+}
+#endif
+
+// ==== common code ===================================================================================================
+// Whether a subscript that is data is in range; the first that is not is written to the record.
+PO_DEVICE bool po_inside(int64_t index, int64_t extent, int64_t site, int64_t *record) {
+  if ((uint64_t)index < (uint64_t)extent) return true;
+  if (po_atomic_cas(record, 0, site + 1) == 0) {
+    record[1] = index;
+    record[2] = extent;
+  }
+  return false;
+}
+PO_DEVICE float po_round_bf16(float x) { return po_from_bf16(po_to_bf16(x)); }
+PO_DEVICE float po_round_f16(float x) { return po_from_f16(po_to_f16(x)); }
