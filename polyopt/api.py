@@ -22,7 +22,7 @@ from polyopt.dsl.signature import Parameter, Signature, read_signature
 from polyopt.dsl.text import program_text
 from polyopt.dsl.trace import Traced
 from polyopt.errors import ArgumentError, PolyoptError
-from polyopt.runtime import arguments, arrays, pool
+from polyopt.runtime import arguments, arrays, fastcall, pool
 from polyopt.runtime.arguments import Arguments
 from polyopt.runtime.arrays import Array, Layout
 from polyopt.runtime.calls import Call, run_into
@@ -148,9 +148,12 @@ class Op:
         self._quickened.add(key)
         if variant.structure.make is not None or any(type(value) is not np.ndarray for value in args):
             return
-        self._entries = self._entries or compilation.quick_entries()
-        entry = variant.call.quick_entry(args) if self._entries is not None else None
-        if entry is not None and self._entries is not None:
+        entries = self._entries or compilation.quick_entries()
+        entry = variant.call.quick_entry(args) if entries is not None else None
+        if entries is None or entry is None:
+            return
+        with fastcall.LEARNING:
+            self._entries = self._entries or entries
             self._entries.add(entry)
             self._quick = self._entries.call
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -91,26 +93,49 @@ def _description(example: Array) -> list[int]:
     return [id(example.dtype), example.ndim, example.itemsize - 1, *dimensions]
 
 
+class _Table(np.ndarray[Any, Any]):
+    """The words that one quick function reads: how many entries there are, then their addresses.
+
+    It never changes once a function was made of it. The function owns it, and it owns all that it points to, so
+    whoever is inside the function, and therefore holds it, can rely on everything.
+    """
+
+    kept: tuple[object, ...]
+
+
 class Entries:
-    """The kinds of calls that one function knows, the latest first. `call` is the function."""
+    """The kinds of calls that one function knows, the latest first. `call` is the function that knows them all now.
+
+    Learning makes a new function; those made before go on working for whoever is calling them.
+    """
 
     def __init__(self, code: LoadedCode) -> None:
         self._code = code
-        self._entries: list[Entry] = []
-        self._head = np.zeros(1 + KEPT_ENTRIES, np.int64)
-        self._definition = _MethodDefinition(b"quick", code.addresses[CALL], _METH_FASTCALL, None)
-        self.call: Quick = _new_function(ctypes.addressof(self._definition), id(self._head))
+        self._entries: tuple[Entry, ...] = ()
+        self.call: Quick = self._function()
 
     def add(self, entry: Entry) -> None:
-        """Know one more kind of call, and forget the oldest where there are too many."""
-        kept = [entry, *self._entries][:KEPT_ENTRIES]
-        self._head[0] = 0
-        self._head[1 : 1 + len(kept)] = [known.words.ctypes.data for known in kept]
-        self._head[0] = len(kept)
-        self._entries = kept
+        """Know one more kind of call, and forget the oldest where there are too many. Callers hold `LEARNING`."""
+        self._entries = (entry, *self._entries)[:KEPT_ENTRIES]
+        self.call = self._function()
+
+    def _function(self) -> Quick:
+        words = [len(self._entries), *(known.words.ctypes.data for known in self._entries)]
+        definition = _MethodDefinition(b"quick", self._code.addresses[CALL], _METH_FASTCALL, None)
+        table = np.array(words, np.int64).view(_Table)
+        table.kept = (definition, self._code, self._entries)
+        return _new_function(ctypes.addressof(definition), id(table))
+
+
+LEARNING = threading.Lock()
+"""Held while a function learns a kind of call, so that none is lost where threads learn at once. Held for
+microseconds, and by a fork, so that a child never inherits it locked."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=LEARNING.acquire, after_in_parent=LEARNING.release, after_in_child=LEARNING.release)
 
 
 def _new_function(definition: int, self_address: int) -> Quick:
+    """A function of Python. It holds the object at `self_address`, and that must hold the definition."""
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)

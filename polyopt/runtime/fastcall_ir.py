@@ -16,9 +16,9 @@ many entries there are, then their addresses. An entry describes one kind of cal
 
 The first entry that fits the arguments is run: the result is made by numpy.empty, workspace is taken from the stack,
 the GIL is released around the kernel. The value is the result; None where no entry fits (the caller then takes the
-careful way). The entry's object, which keeps kernel, words and tail alive, is held meanwhile: another thread may make
-the op forget the entry. The offsets are those of CPython's and NumPy's C structures; `fastcall.py` tries the whole
-on examples before it trusts it.
+careful way). Nothing that the function reads changes or goes while it runs: whoever calls it holds it, it holds `self`,
+and `self` holds the entries (`fastcall.py`). The offsets are those of CPython's and NumPy's C structures;
+`fastcall.py` tries the whole on examples before it trusts it.
 """
 
 from __future__ import annotations

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+import polyopt as po
+from polyopt import f32
 from polyopt.runtime import fastcall, jit
 from polyopt.runtime.fastcall import Entries, Entry
 from polyopt.runtime.fastcall_ir import CALL, STACK_BYTES, TRIAL, fast_call_ir
@@ -128,6 +131,63 @@ def test_entries_may_be_replaced_while_other_threads_call(code: LoadedCode) -> N
     stop.set()
     for thread in threads:
         thread.join()
+    assert wrong == []
+
+
+def test_a_function_keeps_all_that_it_reads_and_gives_it_back(code: LoadedCode) -> None:
+    entries = Entries(code)
+    first = entry(code, X, Y, added=1)
+    alive = weakref.ref(first)
+    entries.add(first)
+    former = entries.call
+    del first
+    for n in range(2 * fastcall.KEPT_ENTRIES):
+        entries.add(entry(code, Y, X, added=n))
+    gc.collect()
+    assert alive() is not None and former(X, Y)[0] == 1
+    assert entries.call(X, Y) is None
+    del former
+    gc.collect()
+    assert alive() is None
+
+
+N, M = po.sizes("N M")
+
+
+def test_threads_that_learn_calls_at_once_lose_none_and_read_nothing_freed() -> None:
+    """Once the table was rewritten in place: machine code read entries that another thread had just freed."""
+
+    @po.op
+    def shifted(x: f32[N], y: f32[M]):
+        i, j = po.indices("i j")
+        z = po.tensor("z")
+        z[i] = x[i] + po.sum(y[j], j)
+        return z
+
+    threads, start, wrong = 32, threading.Barrier(32), []
+    shapes = [(n, m) for n in (1, 2, 3, 5) for m in (1, 2, 4)]
+    arrays = {shape: (np.full(shape[0], 2, np.float32), np.ones(shape[1], np.float32)) for shape in shapes}
+    for x, y in arrays.values():
+        shifted.compile(x, y)
+
+    def learn(number: int) -> None:
+        start.wait()
+        for turn in range(40):
+            shape = shapes[(number * 5 + turn * 7) % len(shapes)]
+            result = shifted(*arrays[shape])
+            if result.shape != (shape[0],) or not np.all(result == 2 + shape[1]):
+                wrong.append((shape, result))
+
+    workers = [threading.Thread(target=learn, args=(number,)) for number in range(threads)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        sys.setswitchinterval(before)
     assert wrong == []
 
 
