@@ -108,7 +108,7 @@ def _fingerprint(folder: Path) -> str:
         for item in os.scandir(pending.pop()):
             if item.is_dir(follow_symlinks=False):
                 pending.append(item.path)
-            elif item.name.endswith(".py"):
+            elif item.name.endswith((".py", ".h", ".cpp")):
                 status = item.stat()
                 seen.append(f"{item.path[len(str(folder)) :]} {status.st_size} {status.st_mtime_ns}\n")
     return hashlib.sha256("".join(sorted(seen)).encode()).hexdigest()

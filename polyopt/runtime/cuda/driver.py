@@ -1,0 +1,79 @@
+"""What a kernel needs of a machine that runs CUDA: memory, modules, launches. GPUs and the emulator provide it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from polyopt.runtime.cuda.image import CudaImage, KernelImage
+
+Array = np.ndarray[Any, Any]
+STATIC_SHARED_BYTES = 48 << 10
+"""Shared memory of a block without asking for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device can do. capability: (9, 0) for sm_90; shared_bytes: of one block, asked for explicitly."""
+
+    name: str
+    capability: tuple[int, int]
+    shared_bytes: int
+    threads: int = 1024
+    grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
+    block: tuple[int, int, int] = (1024, 1024, 64)
+
+    @property
+    def arch(self) -> str:
+        return f"sm_{self.capability[0]}{self.capability[1]}"
+
+
+class Memory(Protocol):
+    """Memory of a device that is given back when nobody refers to it any more."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+class Module(Protocol):
+    """Kernels that a driver has loaded."""
+
+
+@runtime_checkable
+class Driver(Protocol):
+    """One device. Operations are put on one stream in the order of the calls; only `get` waits for them."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def load(self, image: CudaImage) -> Module:
+        """Raises `CompileError` where the device cannot run the image."""
+        ...
+
+    def allocate(self, size: int, name: str, *, is_written: bool) -> Memory:
+        """Device memory at a multiple of 256 bytes. is_written: whether it holds values before the first kernel.
+
+        Raises `MemoryError`.
+        """
+        ...
+
+    def put(self, memory: Memory, array: Array) -> None:
+        """Copy a C-contiguous array to the start of `memory`."""
+        ...
+
+    def get(self, memory: Memory, array: Array) -> None:
+        """Copy the start of `memory` into a C-contiguous array, after all that was launched before."""
+        ...
+
+    def begin(self, module: Module, memories: Sequence[Memory]) -> None:
+        """A call starts, whose kernels may touch these memories only."""
+        ...
+
+    def launch(self, module: Module, kernel: KernelImage, grid: tuple[int, int, int], words: Sequence[int]) -> None:
+        """Run a kernel whose parameters are these 64-bit words: addresses, then integers."""
+        ...

@@ -1,0 +1,192 @@
+"""The emulator computes what a GPU would, and reports each planted fault at the line of the kernel where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.emulator import kernels
+from tests.emulator.kernels import HGEMM, NAMED, OBJECTS, ROWSUM, SGEMM, Array, Outcome, planted
+
+Run = Callable[..., tuple[Outcome, Array]]
+
+GOOD: dict[str, tuple[Run, str]] = {
+    "sgemm": (kernels.sgemm, SGEMM),
+    "rowsum": (kernels.rowsum, ROWSUM),
+    "hgemm": (kernels.hgemm, HGEMM),
+    "named barriers": (kernels.reversed_rows, NAMED),
+    "barrier objects": (kernels.reversed_rows, OBJECTS),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_a_right_kernel_gives_right_numbers_and_no_report_in_any_order_of_threads(name: str, seed: int) -> None:
+    run, text = GOOD[name]
+    outcome, expected = run(text, seed=seed)
+    assert outcome.problems == ()
+    (result,) = outcome.results.values()
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sgemm", "hgemm"])
+def test_a_kernel_runs_without_checks_too(name: str) -> None:
+    run, text = GOOD[name]
+    outcome, expected = run(text, mode="fast")
+    (result,) = outcome.results.values()
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+FAULTS: dict[str, tuple[Run, str, str, str]] = {
+    "barrier before the tile is read": (
+        kernels.sgemm,
+        planted(SGEMM, "tile is there", "__syncthreads();"),
+        "race: write after unordered read",
+        "stage A",
+    ),
+    "barrier before the next tile": (
+        kernels.sgemm,
+        planted(SGEMM, "tile is used", "__syncthreads();"),
+        "race: write after unordered read",
+        "stage A",
+    ),
+    "barrier in a reduction": (
+        kernels.rowsum,
+        planted(ROWSUM, "parts are there", "__syncthreads();", "__syncwarp();"),
+        "race: read after unordered write",
+        "collect",
+    ),
+    "a part that nobody wrote": (
+        kernels.rowsum,
+        planted(ROWSUM, "exchange", "lane == 0", "t == 0"),
+        "read of uninitialised shared memory",
+        "collect",
+    ),
+    "a guard one too wide": (
+        kernels.rowsum,
+        planted(ROWSUM, "read", "i < N", "i < N + 1"),
+        "access outside every buffer",
+        "read",
+    ),
+    "a result written by every lane": (
+        kernels.rowsum,
+        planted(ROWSUM, "result", "if (lane == 0) "),
+        "race: write after unordered write",
+        "result",
+    ),
+    "a result one element off": (
+        kernels.sgemm,
+        planted(SGEMM, "result", "bn + tx * 4]", "bn + tx * 4 + 1]"),
+        "misaligned access of 16 bytes",
+        "result",
+    ),
+    "wait one group short": (
+        kernels.hgemm,
+        planted(HGEMM, "wait", "po_cp_wait<2>", "po_cp_wait<3>"),
+        "read of a cp.async destination before its wait",
+        "fragment A",
+    ),
+    "no wait": (
+        kernels.hgemm,
+        planted(HGEMM, "wait", "po_cp_wait<2>();"),
+        "read of a cp.async destination before its wait",
+        "fragment A",
+    ),
+    "ring one slot short": (
+        kernels.hgemm,
+        planted(HGEMM, "ring", "3", "2"),
+        "write to a cp.async destination before its wait",
+        "copy A",
+    ),
+    "no barrier after the wait": (
+        kernels.hgemm,
+        planted(HGEMM, "tile is there", "__syncthreads();"),
+        "race: read after unordered write",
+        "fragment A",
+    ),
+    "tile of the next slot": (
+        kernels.hgemm,
+        planted(
+            HGEMM, "fragment A", "place(wm + i * 16 + (lane & 15), ", "64 * 32 * 2 + place(wm + i * 16 + (lane & 15), "
+        ),
+        "read of a cp.async destination before its wait",
+        "fragment A",
+    ),
+    "named barrier left out": (
+        kernels.reversed_rows,
+        NAMED.replace("if (i > 0) po_bar_sync(1, 64);", "").replace("if (i + 1 < N) po_bar_arrive(1, 64);", ""),
+        "race: read after unordered write",
+        "use",
+    ),
+    "arrival before the use": (
+        kernels.reversed_rows,
+        OBJECTS.replace("      y[i * 32", "      po_mbar_arrive(empty);\n      y[i * 32").replace(
+            "// use\n      po_mbar_arrive(empty);", "// use"
+        ),
+        "race: write after unordered read",
+        "fill",
+    ),
+    "barrier object not waited for": (
+        kernels.reversed_rows,
+        OBJECTS.replace("po_mbar_wait(full, i & 1);", ""),
+        "race: write after unordered read",
+        "fill",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_reported_with_its_line(fault: str) -> None:
+    run, text, what, mark = FAULTS[fault]
+    outcome, _ = run(text)
+    found = {(problem.what, problem.line) for problem in outcome.problems}
+    assert (what, outcome.line(mark)) in found, found
+
+
+def test_blocks_that_write_the_same_elements_race() -> None:
+    outcome, _ = kernels.sgemm(grid=(1, 2, 2))
+    assert [(p.what, p.line) for p in outcome.problems] == [
+        ("race: write after unordered write", outcome.line("result"))
+    ]
+
+
+def test_a_barrier_that_some_threads_never_reach_is_a_deadlock() -> None:
+    text = NAMED.replace("if (i > 0) po_bar_sync(1, 64);", "po_bar_sync(1, 64);")
+    outcome, _ = kernels.reversed_rows(text)
+    assert {problem.what for problem in outcome.problems} == {"deadlock at a barrier"}
+
+
+def test_threads_at_different_barriers_are_reported() -> None:
+    text = ROWSUM.replace(
+        "  __syncthreads();  // parts are there", "  if (warp == 0) { __syncthreads(); } else {\n    __syncthreads(); }"
+    )
+    outcome, _ = kernels.rowsum(text)
+    assert outcome.problems[0].what == "threads of a block wait at different __syncthreads"
+
+
+def test_a_fault_poisons_the_result_without_checks_too() -> None:
+    outcome, _ = kernels.hgemm(planted(HGEMM, "wait", "po_cp_wait<2>();"), mode="fast")
+    assert np.isnan(outcome.results["C"]).any()
+
+
+def test_counters_give_sectors_and_wavefronts_by_line() -> None:
+    outcome, _ = kernels.hgemm(mode="count")
+    fragments = [t for t in outcome.traffic if t.line == outcome.line("fragment A")]
+    assert [(t.space, t.used == t.ideal) for t in fragments] == [("shared", True)]
+    assert all(t.used == t.ideal for t in outcome.traffic if t.space == "global")
+
+
+def test_counters_show_what_a_missing_swizzle_costs() -> None:
+    outcome, expected = kernels.hgemm(planted(HGEMM, "swizzle", "(chunk ^ (row >> 1 & 3))", "chunk"), mode="count")
+    np.testing.assert_allclose(outcome.results["C"], expected, rtol=1e-4, atol=1e-4)
+    (fragment,) = (t for t in outcome.traffic if t.line == outcome.line("fragment A"))
+    assert fragment.used == 4 * fragment.ideal
+
+
+def test_counters_show_strided_accesses() -> None:
+    text = ROWSUM.replace("x[blockIdx.x * N + i]", "x[i * M + blockIdx.x]")
+    outcome, _ = kernels.rowsum(text, (64, 128), mode="count")
+    (read,) = (t for t in outcome.traffic if t.line == outcome.line("read"))
+    assert read.used == 8 * read.ideal
