@@ -10,12 +10,16 @@ BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS  ?= 2
 
+# The benchmarks' own environment, with the peers that can be installed. This torch is the one without CUDA libraries.
+BENCH := .venv-bench
+PEERS ?= torch==2.13.0 jax numba scipy
+
 # A name on PATH may be a shim that starts nothing, and an interpreter may lack what `venv` needs, so each is asked.
 PYTHON ?= $(shell for candidate in python3 python3.11 python3.12 python3.13 python3.14 python; do \
 	"$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& { command -v "$$candidate"; break; }; done)
 
-.PHONY: help demo test check golden bench bench-compile docs fuzz trust lint clean
+.PHONY: help demo test check golden bench bench-quick bench-compile docs fuzz trust lint clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,8 +55,19 @@ check: $(READY)  ## before a commit: format, lint, layers, types and the quick t
 golden: $(READY)  ## rewrite the golden files; read the diff like code
 	$(BIN)/pytest -q tests/golden --update-golden
 
-bench: $(READY)  ## run times of the examples beside NumPy
-	$(BIN)/python benchmarks/run.py
+$(BENCH)/.ready: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No Python of at least 3.11 (with venv) on PATH; set PYTHON=/path/to/python3." >&2; exit 1; }
+	@test -x $(BENCH)/bin/python || { echo "Making the environment $(BENCH) with $(PYTHON)"; "$(PYTHON)" -m venv $(BENCH); }
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[bf16]' matplotlib
+	for peer in $(PEERS); do $(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check "$$peer" \
+		|| echo "$$peer cannot be installed here: shown as absent"; done
+	@touch $@
+
+bench: $(BENCH)/.ready  ## every row beside its peers, half an hour; rewrites benchmarks/RESULTS.md
+	$(BENCH)/bin/python -m benchmarks.run
+
+bench-quick: $(BENCH)/.ready  ## a dozen rows beside their peers, three minutes
+	$(BENCH)/bin/python -m benchmarks.run --quick --rounds 3 --minutes 2.8
 
 bench-compile: $(READY)  ## compile, cache, import and call times
 	$(BIN)/python benchmarks/compile_time.py --json benchmarks/results/compile_time.jsonl
@@ -68,4 +83,4 @@ trust: $(READY)  ## the full matrix: every size, layout and dtype; exhaustive sc
 	$(BIN)/pytest -q -n $(JOBS) -m '(trust or exhaustive) and not cuda' --timeout=0
 
 clean:  ## remove the environment and build output
-	rm -rf $(VENV) build dist .coverage .coverage.*
+	rm -rf $(VENV) $(BENCH) build dist .coverage .coverage.*

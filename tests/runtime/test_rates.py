@@ -1,0 +1,46 @@
+"""Measuring the machine: every rate is positive, whatever the clock says, and survives being written down."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyopt.runtime import rates
+from polyopt.target import preset
+
+
+@pytest.fixture(scope="module")
+def measured() -> rates.Rates:
+    return rates.measure(largest_bytes=1 << 20, repeats=1)
+
+
+def test_every_rate_is_positive(measured: rates.Rates) -> None:
+    assert all(value > 0 for value in measured.as_json().values())
+    assert measured.cores >= 1
+
+
+def test_a_clock_that_stands_still_or_a_machine_that_sleeps_gives_positive_rates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = rates._Work(lambda times: None, 1.0)
+    monkeypatch.setattr(rates, "_seconds", lambda work, times: 0.0 if times < 100 else 1e9)
+    assert rates._rate(work, 2) > 0
+    monkeypatch.setattr(rates, "_seconds", lambda work, times: 0.0)
+    assert rates._rate(work, 2) > 0
+
+
+def test_rates_survive_text(measured: rates.Rates) -> None:
+    assert rates.from_json(measured.as_json()) == measured
+    with pytest.raises(ValueError, match="not positive"):
+        rates.from_json({**measured.as_json(), "l1": 0.0})
+    with pytest.raises(TypeError):
+        rates.from_json({"l1": 1.0})
+
+
+@pytest.mark.parametrize("name", ["avx512", "avx2", "generic"])
+def test_kernels_to_measure_with_are_valid_for_every_preset(name: str) -> None:
+    from dataclasses import replace
+
+    from polyopt.runtime import jit
+
+    target = replace(preset(name), features="+avx512vnni,+avx512bf16" if name == "avx512" else "")
+    assert jit.compile_object(rates.kernels_ir(target), target)
