@@ -1,0 +1,197 @@
+"""From the text of kernels to machine code for a GPU: NVRTC in this process, or nvcc where there is only a toolkit.
+
+Neither needs a GPU or a driver. NVRTC is 4 to 9 times quicker, and comes as a wheel (decision 0016).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import logging
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from polyopt.codegen_cuda import source
+from polyopt.errors import BackendUnavailable, CompileError
+from polyopt.runtime.cuda import ptxas
+from polyopt.runtime.cuda.ptxas import Resources
+
+VOCABULARY = Path(source.__file__).parent / "po_device.h"
+Kind = Literal["cubin", "ptx"]
+_lock = threading.Lock()
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Machine code or PTX. log: what the compiler said; compiler: "NVRTC 13.0" or "nvcc 13.0"."""
+
+    code: bytes
+    log: str
+    compiler: str
+
+    @property
+    def resources(self) -> Mapping[str, Resources]:
+        """By kernel; empty for PTX."""
+        return ptxas.resources(self.log)
+
+
+def compile_text(text: str, arch: str, kind: Kind = "cubin", *, contract: bool = True) -> Compiled:
+    """Compile kernels for an architecture such as "sm_90".
+
+    contract: whether a product and a sum may become one operation
+    Raises `CompileError` with the compiler's messages, and `BackendUnavailable` where there is neither compiler.
+    """
+    library = nvrtc()
+    if library is not None:
+        return library.compile(text, arch, kind, contract=contract)
+    if shutil.which("nvcc") is not None:
+        _log.info("NVRTC is not installed; compiling with nvcc")
+        return compile_with_nvcc(text, arch, kind, contract=contract)
+    raise BackendUnavailable(
+        "CUDA kernels cannot be compiled here",
+        why="neither NVRTC nor nvcc is installed",
+        fix="pip install 'nvidia-cuda-nvrtc>=13.0,<13.1', which needs no GPU",
+        facts={"missing": "nvrtc"},
+    )
+
+
+def version() -> str:
+    """The compiler that `compile_text` uses, for cache keys; empty where there is none."""
+    library = nvrtc()
+    return library.name if library is not None else _nvcc_version()
+
+
+def _options(arch: str, kind: Kind, *, contract: bool) -> list[str]:
+    options = [f"-arch={arch}" if kind == "cubin" else f"-arch={arch.replace('sm_', 'compute_')}", "-std=c++17"]
+    return options if contract else [*options, "-fmad=false"]
+
+
+def _refused(compiler: str, arch: str, messages: str) -> CompileError:
+    return CompileError(
+        f"{compiler} refuses a kernel for {arch}",
+        why=messages[:4000],
+        facts={"compiler": compiler, "arch": arch, "messages": messages},
+    )
+
+
+# --- NVRTC ------------------------------------------------------------------------------------------------------
+
+
+class Nvrtc:
+    """The library, loaded into this process. One compile runs at a time."""
+
+    def __init__(self, path: str) -> None:
+        """Raises `OSError` where there is no such library."""
+        # the library opens its builtins by their bare name, which only finds what is loaded already
+        for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")) if "/" in path else ():
+            ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
+        self.path = path
+        self._library = ctypes.CDLL(path)
+        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        self.name = f"NVRTC {major.value}.{minor.value}"
+
+    def compile(self, text: str, arch: str, kind: Kind, *, contract: bool) -> Compiled:
+        """Raises `CompileError` with the compiler's messages."""
+        options = [*_options(arch, kind, contract=contract), "--ptxas-options=-v"]
+        with _lock:
+            program = self._program(text)
+            try:
+                failure = self._library.nvrtcCompileProgram(program, len(options), _strings(options))
+                log = self._read(program, "ProgramLog").decode(errors="replace").rstrip("\0")
+                if failure:
+                    raise _refused(self.name, arch, log or self._message(failure))
+                return Compiled(self._read(program, "CUBIN" if kind == "cubin" else "PTX"), log, self.name)
+            finally:
+                self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _program(self, text: str) -> ctypes.c_void_p:
+        program = ctypes.c_void_p()
+        headers, names = _strings([VOCABULARY.read_text()]), _strings([VOCABULARY.name])
+        failure = self._library.nvrtcCreateProgram(
+            ctypes.byref(program), text.encode(), b"kernels.cu", 1, headers, names
+        )
+        if failure:
+            raise CompileError(f"{self.name}: {self._message(failure)}", facts={"compiler": self.name})
+        return program
+
+    def _read(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        getattr(self._library, f"nvrtcGet{what}")(program, buffer)
+        return buffer.raw
+
+    def _message(self, failure: int) -> str:
+        return bytes(self._library.nvrtcGetErrorString(failure)).decode()
+
+
+def _strings(values: list[str]) -> Any:
+    return (ctypes.c_char_p * len(values))(*(value.encode() for value in values))
+
+
+@cache
+def nvrtc() -> Nvrtc | None:
+    """The library of the newest wheel, else the system's; None where there is none."""
+    for path in _nvrtc_paths():
+        with suppress(OSError):
+            return Nvrtc(path)
+    return None
+
+
+def _nvrtc_paths() -> Iterator[str]:
+    for folder in wheel_folders("lib"):
+        yield from (str(p) for p in sorted(folder.glob("libnvrtc.so.*"), reverse=True))
+    toolkit = shutil.which("nvcc")
+    if toolkit is not None:
+        folder = Path(toolkit).resolve().parent.parent
+        yield from (str(p) for p in sorted(folder.glob("lib*/libnvrtc.so.*"), reverse=True))
+    yield from ("libnvrtc.so.13", "libnvrtc.so.12")
+
+
+def wheel_folders(name: str) -> Iterator[Path]:
+    """Folders of this name in NVIDIA's wheels, which share the package `nvidia`; the newest toolkit first."""
+    found = importlib.util.find_spec("nvidia")
+    for place in (found.submodule_search_locations or ()) if found is not None else ():
+        yield from sorted(Path(place).glob(f"*/{name}"), reverse=True)
+
+
+# --- nvcc -------------------------------------------------------------------------------------------------------
+
+
+def compile_with_nvcc(text: str, arch: str, kind: Kind = "cubin", *, contract: bool = True) -> Compiled:
+    """As `compile_text`, in a process of nvcc."""
+    command = shutil.which("nvcc")
+    assert command is not None, "the caller has looked for nvcc"
+    with tempfile.TemporaryDirectory(prefix="polyopt-nvcc-") as folder:
+        kernels, output = Path(folder) / "kernels.cu", Path(folder) / f"kernels.{kind}"
+        kernels.write_text(text)
+        options = [*_options(arch, kind, contract=contract), f"-{kind}", "-Xptxas", "-v", "-I", str(VOCABULARY.parent)]
+        done = subprocess.run(
+            [command, *options, "-o", str(output), str(kernels)], capture_output=True, text=True, check=False
+        )
+        log = done.stdout + done.stderr
+        if done.returncode:
+            raise _refused(_nvcc_version(), arch, log)
+        return Compiled(output.read_bytes(), log, _nvcc_version())
+
+
+@cache
+def _nvcc_version() -> str:
+    command = shutil.which("nvcc")
+    if command is None:
+        return ""
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
+    release = re.search(r"release ([0-9.]+)", done.stdout)
+    return f"nvcc {release[1]}" if release else "nvcc"
