@@ -12,7 +12,7 @@ import pytest
 
 from polyopt import dtypes
 from polyopt.runtime.cuda.image import ArrayImage, CudaImage, KernelImage
-from polyopt.runtime.cuda.program import Program
+from polyopt.runtime.cuda.program import OnHost, Program
 from polyopt.runtime.emulator import build
 from polyopt.runtime.emulator.driver import EmulatedModule, Emulator, Mode, Problem, Traffic
 
@@ -212,22 +212,23 @@ def run(
     shared_bytes: int = 0,
 ) -> Outcome:
     """Run one kernel whose parameters are the inputs, the results, and the sizes."""
-    emulator = Emulator(_runtime, mode, seed)
     names = tuple(f"n{i}" for i in range(len(sizes)))
-    kernel = KernelImage(
-        name, grid, (threads, 1, 1), shared_bytes, (*inputs, *results, *names), len(inputs) + len(results)
-    )
+    parameters = (*inputs, *results, *names)
+    kernel = KernelImage(name, grid, (threads, 1, 1), shared_bytes, parameters, len(inputs) + len(results))
     arrays = [ArrayImage(n, "input", dtypes.from_numpy(a.dtype), a.shape) for n, a in inputs.items()]
     arrays += [ArrayImage(n, "output", dtypes.from_numpy(a.dtype), a.shape) for n, a in results.items()]
-    program = Program(CudaImage(text, (kernel,), (("launch", name),), tuple(arrays), names), emulator)
-    memories = {n: emulator.allocate(a.nbytes, n, is_written=n in inputs) for n, a in {**inputs, **results}.items()}
-    for n, array in inputs.items():
-        emulator.put(memories[n], array)
-    program.run(memories, dict(zip(names, sizes)))
-    for n, array in results.items():
-        emulator.get(memories[n], array)
-    assert isinstance(program.module, EmulatedModule)
-    return Outcome(results, emulator.problems(program.module), emulator.traffic(program.module), text)
+    program = _program(CudaImage(text, (kernel,), (("launch", name),), tuple(arrays), names), mode)
+    emulator, module = program.driver, program.module
+    assert isinstance(emulator, Emulator)
+    assert isinstance(module, EmulatedModule)
+    emulator.seed = seed
+    program.run({n: OnHost(a) for n, a in {**inputs, **results}.items()}, dict(zip(names, sizes)))
+    return Outcome(results, emulator.problems(module), emulator.traffic(module), text)
+
+
+@cache
+def _program(image: CudaImage, mode: Mode) -> Program:
+    return Program(image, Emulator(_runtime, mode))
 
 
 # --- the kernels with arguments ----------------------------------------------------------------------------------

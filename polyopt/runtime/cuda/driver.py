@@ -44,9 +44,33 @@ class Module(Protocol):
     """Kernels that a driver has loaded."""
 
 
+class Queue(Protocol):
+    """Puts the work of one call on a stream, in order; only `get` waits for it."""
+
+    def put(self, memory: Memory, array: Array) -> None:
+        """Copy a C-contiguous array of the host to the start of `memory`."""
+        ...
+
+    def get(self, memory: Memory, array: Array) -> None:
+        """Copy the start of `memory` into a C-contiguous array of the host, after all work before."""
+        ...
+
+    def copy(self, target: Memory, source: Memory, size: int) -> None:
+        """Copy `size` bytes inside the device."""
+        ...
+
+    def launch(self, module: Module, kernel: KernelImage, grid: tuple[int, int, int], words: Sequence[int]) -> None:
+        """Run a kernel whose parameters are these 64-bit words: addresses, then integers."""
+        ...
+
+    def finish(self) -> None:
+        """The call has put all its work: what the caller does next on its stream comes after it."""
+        ...
+
+
 @runtime_checkable
 class Driver(Protocol):
-    """One device. Operations are put on one stream in the order of the calls; only `get` waits for them."""
+    """One device."""
 
     @property
     def limits(self) -> Limits: ...
@@ -62,18 +86,9 @@ class Driver(Protocol):
         """
         ...
 
-    def put(self, memory: Memory, array: Array) -> None:
-        """Copy a C-contiguous array to the start of `memory`."""
-        ...
+    def begin(self, module: Module, memories: Sequence[Memory], home: object = None) -> Queue:
+        """A call starts, whose kernels may touch these memories only.
 
-    def get(self, memory: Memory, array: Array) -> None:
-        """Copy the start of `memory` into a C-contiguous array, after all that was launched before."""
-        ...
-
-    def begin(self, module: Module, memories: Sequence[Memory]) -> None:
-        """A call starts, whose kernels may touch these memories only."""
-        ...
-
-    def launch(self, module: Module, kernel: KernelImage, grid: tuple[int, int, int], words: Sequence[int]) -> None:
-        """Run a kernel whose parameters are these 64-bit words: addresses, then integers."""
+        home: the library whose arrays they are, on whose current stream the work is ordered
+        """
         ...

@@ -24,8 +24,18 @@ class Failed:
     extent: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OnHost:
+    """An argument in the memory of the host: copied in before the kernels run, or out after them."""
+
+    array: Array
+
+
+Place = Memory | OnHost
+
+
 class Program:
-    """An image on a device. `run` launches it on arrays that are there already."""
+    """An image on a device. `run` launches it. Safe to call from several threads at once."""
 
     def __init__(self, image: CudaImage, driver: Driver) -> None:
         """Raises `CompileError` or `BackendUnavailable` where this device cannot run it."""
@@ -34,45 +44,57 @@ class Program:
         self.image = image
         self.driver = driver
         self.module = driver.load(image)
+        self._outputs = frozenset(array.name for array in image.arrays if array.role == "output")
 
-    def run(self, arguments: Mapping[str, Memory], sizes: Mapping[str, int]) -> Memory | None:
-        """Launch all kernels; the record of run-time checks, where there are any, for `failed`.
+    def run(self, places: Mapping[str, Place], sizes: Mapping[str, int], home: object = None) -> Failed | None:
+        """Launch all kernels on the arguments and results.
 
-        arguments: the memory of every input and result, by name
-        sizes:     of `image.sizes`
-        Returns before the kernels have run. Raises `MemoryError`, and `CompileError` for a grid beyond the limits.
+        places: of every input and result, by name; arrays on the host are C-contiguous
+        sizes:  of `image.sizes`
+        home:   the library whose arrays they are
+        Waits for the kernels only where a result is on the host or run-time checks must be looked at. Returns the
+        check that failed first. Raises `MemoryError`, and `CompileError` for a grid beyond the device's limits, before
+        anything runs.
         """
         launches = list(self.image.launches(sizes))
         for kernel, grid, _ in launches:
             check_grid(kernel, grid, self.driver.limits)
-        memories = {**arguments, **self._workspace(sizes)}
-        record = self._record() if self.image.checks else None
-        if record is not None:
-            memories[RECORD] = record
-        self.driver.begin(self.module, tuple(memories.values()))
+        memories = self._memories(places, sizes)
+        queue = self.driver.begin(self.module, tuple(memories.values()), home)
+        for name, place in places.items():
+            if isinstance(place, OnHost) and name not in self._outputs:
+                queue.put(memories[name], place.array)
+        if self.image.checks:
+            queue.put(memories[RECORD], np.zeros(RECORD_WORDS, np.int64))
         for kernel, grid, values in launches:
-            self.driver.launch(self.module, kernel, grid, _words(kernel, memories, values))
-        return record
+            queue.launch(self.module, kernel, grid, _words(kernel, memories, values))
+        failed = None
+        if self.image.checks:
+            words: Array = np.zeros(RECORD_WORDS, np.int64)
+            queue.get(memories[RECORD], words)
+            site, index, extent = map(int, words)
+            failed = Failed(site - 1, index, extent) if site else None
+        for name, place in places.items():
+            if isinstance(place, OnHost) and name in self._outputs and failed is None:
+                queue.get(memories[name], place.array)
+        queue.finish()
+        return failed
 
-    def failed(self, record: Memory) -> Failed | None:
-        """Which check failed first; None where all passed. Waits for the kernels."""
-        words = np.zeros(RECORD_WORDS, np.int64)
-        self.driver.get(record, words)
-        site, index, extent = map(int, words)
-        return Failed(site - 1, index, extent) if site else None
-
-    def _workspace(self, sizes: Mapping[str, int]) -> dict[str, Memory]:
-        return {
-            array.name: self.driver.allocate(array.bytes(sizes), array.name, is_written=False)
-            for array in self.image.arrays
-            if array.role == "workspace"
+    def _memories(self, places: Mapping[str, Place], sizes: Mapping[str, int]) -> dict[str, Memory]:
+        """Where each array of the kernels lies on the device."""
+        allocate = self.driver.allocate
+        memories = {
+            name: allocate(place.array.nbytes, name, is_written=name not in self._outputs)
+            if isinstance(place, OnHost)
+            else place
+            for name, place in places.items()
         }
-
-    def _record(self) -> Memory:
-        zeros: Array = np.zeros(RECORD_WORDS, np.int64)
-        memory = self.driver.allocate(zeros.nbytes, RECORD, is_written=True)
-        self.driver.put(memory, zeros)
-        return memory
+        for array in self.image.arrays:
+            if array.role == "workspace":
+                memories[array.name] = allocate(array.bytes(sizes), array.name, is_written=False)
+        if self.image.checks:
+            memories[RECORD] = allocate(8 * RECORD_WORDS, RECORD, is_written=True)
+        return memories
 
 
 def _words(kernel: KernelImage, memories: Mapping[str, Memory], values: Mapping[str, int]) -> Sequence[int]:

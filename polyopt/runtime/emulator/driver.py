@@ -104,6 +104,43 @@ class EmulatedModule:
         return ctypes.cast(getattr(self.library, f"{name}__args"), ctypes.c_void_p)
 
 
+@dataclass(frozen=True, slots=True)
+class EmulatedQueue:
+    """The launches of one call, run at once."""
+
+    mode: Mode
+    seed: int
+
+    def put(self, memory: Memory, array: Array) -> None:
+        _emulated(memory).bytes[: array.nbytes] = array.reshape(-1).view(np.uint8)
+
+    def get(self, memory: Memory, array: Array) -> None:
+        array.reshape(-1).view(np.uint8)[:] = _emulated(memory).bytes[: array.nbytes]
+
+    def copy(self, target: Memory, source: Memory, size: int) -> None:
+        _emulated(target).bytes[:size] = _emulated(source).bytes[:size]
+
+    def launch(self, module: Module, kernel: KernelImage, grid: tuple[int, int, int], words: Sequence[int]) -> None:
+        loaded = _module(module)
+        values = (ctypes.c_int64 * max(1, len(words)))(*words)
+        addresses = (ctypes.addressof(values) + n * ctypes.sizeof(ctypes.c_int64) for n in range(len(words)))
+        pointers = (ctypes.c_void_p * max(1, len(words)))(*addresses)
+        result = loaded.library.po_launch(
+            loaded.function(kernel.name),
+            (ctypes.c_uint * 3)(*grid),
+            (ctypes.c_uint * 3)(*kernel.block),
+            pointers,
+            ctypes.c_size_t(kernel.shared_bytes),
+            _MODES[self.mode],
+            ctypes.c_uint(self.seed),
+        )
+        if result < 0:
+            raise MemoryError("no memory for the stacks of the emulated threads")
+
+    def finish(self) -> None:
+        """Everything has run already."""
+
+
 @dataclass(slots=True)
 class Emulator:
     """A `Driver` for machines without a GPU.
@@ -125,44 +162,16 @@ class Emulator:
     def allocate(self, size: int, name: str, *, is_written: bool) -> EmulatedMemory:
         return EmulatedMemory(size, name, is_written)
 
-    def put(self, memory: Memory, array: Array) -> None:
-        held = _emulated(memory)
-        held.bytes[: array.nbytes] = array.reshape(-1).view(np.uint8)
-        held.is_written = True
-
-    def get(self, memory: Memory, array: Array) -> None:
-        array.reshape(-1).view(np.uint8)[:] = _emulated(memory).bytes[: array.nbytes]
-
-    def begin(self, module: Module, memories: Sequence[Memory]) -> None:
+    def begin(self, module: Module, memories: Sequence[Memory], home: object = None) -> EmulatedQueue:
         library = _module(module).library
         library.po_reset()
-        if self.mode == "fast":
-            return
-        start = ctypes.c_void_p()
-        size = library.po_static_shared(ctypes.byref(start))
-        _register(library, start.value or 0, size, "shared memory", is_shared=True, is_written=False)
-        for memory in map(_emulated, memories):
-            _register(library, memory.address, memory.size, memory.name, is_shared=False, is_written=memory.is_written)
-
-    def launch(self, module: Module, kernel: KernelImage, grid: tuple[int, int, int], words: Sequence[int]) -> None:
-        loaded = _module(module)
-        library = loaded.library
-        values = (ctypes.c_int64 * max(1, len(words)))(*words)
-        size = ctypes.sizeof(ctypes.c_int64)
-        pointers = (ctypes.c_void_p * max(1, len(words)))(
-            *(ctypes.addressof(values) + n * size for n in range(len(words)))
-        )
-        result = library.po_launch(
-            loaded.function(kernel.name),
-            (ctypes.c_uint * 3)(*grid),
-            (ctypes.c_uint * 3)(*kernel.block),
-            pointers,
-            ctypes.c_size_t(kernel.shared_bytes),
-            _MODES[self.mode],
-            ctypes.c_uint(self.seed),
-        )
-        if result < 0:
-            raise MemoryError("no memory for the stacks of the emulated threads")
+        if self.mode != "fast":
+            start = ctypes.c_void_p()
+            size = library.po_static_shared(ctypes.byref(start))
+            _register(library, start.value or 0, size, "shared memory", is_shared=True, is_written=False)
+            for held in map(_emulated, memories):
+                _register(library, held.address, held.size, held.name, is_shared=False, is_written=held.is_written)
+        return EmulatedQueue(self.mode, self.seed)
 
     def problems(self, module: EmulatedModule) -> tuple[Problem, ...]:
         """What the launches since `begin` did wrong."""
