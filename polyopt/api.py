@@ -16,12 +16,13 @@ from polyopt.compilation import Choices, Numerics, Problem
 from polyopt.dsl import trace as tracing
 from polyopt.dsl.bind import solve_sizes, specialise
 from polyopt.dsl.expr import Size, walk
+from polyopt.dsl.ir import Program
 from polyopt.dsl.recognise import NeedsSizes
 from polyopt.dsl.results import Structure
 from polyopt.dsl.signature import Parameter, Signature, read_signature
 from polyopt.dsl.text import program_text
 from polyopt.dsl.trace import Traced
-from polyopt.errors import ArgumentError, PolyoptError
+from polyopt.errors import ArgumentError, BoundsError, DefinitionError, PolyoptError, ShapeError
 from polyopt.runtime import arguments, arrays, fastcall, pool
 from polyopt.runtime.arguments import Arguments
 from polyopt.runtime.arrays import Array, Layout
@@ -180,7 +181,9 @@ class Op:
             _forget_oldest(self._variants)
 
     def _prepare(self, given: Arguments, outs: Mapping[str, Array]) -> Variant:
-        traced = self._traced(given)
+        return self._for_equations(given, lambda traced: self._prepare_traced(traced, given, outs))
+
+    def _prepare_traced(self, traced: Traced, given: Arguments, outs: Mapping[str, Array]) -> Variant:
         sizes = solve_sizes(self.signature, traced.program, given.shapes)
         target = compilation.choose_target(self._choices.target)
         compilation.check_runs_here(target)
@@ -213,6 +216,26 @@ class Op:
             )
         return frozenset(chosen)
 
+    def _for_equations(self, given: Arguments, use: Callable[[Traced], Value]) -> Value:
+        """What `use` makes of the equations for arguments like these.
+
+        Where they do not hold together with symbolic sizes, they are read once more with numbers for sizes: then
+        slices clip as NumPy's do (`x[-3:]` of two elements), and sugar can say that two shapes do not fit together.
+        """
+        try:
+            return use(self._traced(given))
+        except (DefinitionError, BoundsError):
+            if self._choices.dynamic:
+                raise
+            sizes = solve_sizes(self.signature, None, given.shapes)
+            try:
+                return use(self._trace_with_numbers(given.constants, given.free, sizes))
+            except ShapeError as clearer:
+                raise clearer from None
+            except (DefinitionError, BoundsError):
+                pass  # the first message has the sizes' names
+            raise
+
     def _traced(self, given: Arguments) -> Traced:
         """The equations for arguments like these. Sizes stay symbolic, unless the function multiplies sizes."""
         sizes = functools.partial(solve_sizes, self.signature, None, given.shapes)
@@ -228,12 +251,14 @@ class Op:
                 self._traces, key, lambda: tracing.trace(self._function, self.signature, constants, free)
             )
         except NeedsSizes:
-            known = sizes()
-            return _remembered(
-                self._traces,
-                (key, tuple(known.items())),
-                lambda: tracing.trace(self._function, self.signature, constants, free, known),
-            )
+            return self._trace_with_numbers(constants, free, sizes())
+
+    def _trace_with_numbers(
+        self, constants: Mapping[str, object], free: Mapping[str, Any], sizes: dict[str, int]
+    ) -> Traced:
+        key = (arguments.constants_key(constants), tuple(free.items()), tuple(sizes.items()))
+        make = functools.partial(tracing.trace, self._function, self.signature, constants, free, sizes)
+        return _remembered(self._traces, key, make)
 
     # --- ahead of time, and looking inside ------------------------------------------------------------------------
 
@@ -261,14 +286,17 @@ class Op:
         from polyopt.codegen_c.vmath.numpy import forms
 
         given = arguments.bind(self.signature, args, kwargs)
-        traced = self._traced(given)
-        sizes = solve_sizes(self.signature, traced.program, given.shapes)
-        program = compilation.resolve(specialise(traced.program, sizes))
+
+        def resolved(traced: Traced) -> tuple[Program, Structure]:
+            sizes = solve_sizes(self.signature, traced.program, given.shapes)
+            return compilation.resolve(specialise(traced.program, sizes)), traced.structure
+
+        program, structure = self._for_equations(given, resolved)
         if numerics == "strict":
             values = reference.evaluate(program, given.arrays, precision="strict", functions=forms())
         else:
             values = reference.evaluate(program, given.arrays)
-        return traced.structure.rebuild([values[name] for name in program.results])
+        return structure.rebuild([values[name] for name in program.results])
 
     def on(self, target: str | Target) -> Op:
         """The same op for another target: "cpu", "cuda", or a preset."""
@@ -286,9 +314,14 @@ class Op:
         if not self._is_call(args, kwargs):
             return self._problem_for_sizes(args, kwargs, target)
         given = arguments.bind(self.signature, args, kwargs)
-        traced = self._traced(given)
-        sizes = solve_sizes(self.signature, traced.program, given.shapes)
-        return replace(self._problem(traced, sizes, target), layouts=_strided(given.layouts))
+
+        def problem(traced: Traced) -> Problem:
+            sizes = solve_sizes(self.signature, traced.program, given.shapes)
+            found = replace(self._problem(traced, sizes, target), layouts=_strided(given.layouts))
+            compilation.resolve(found.program)
+            return found
+
+        return self._for_equations(given, problem)
 
     def _problem_for_sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: Target) -> Problem:
         values = {**dict(zip(self._names, args)), **kwargs}
@@ -425,8 +458,7 @@ def op(
     numerics: "default" reorders declared reductions; "strict" computes in index order, bitwise as the reference; "fast"
     tune:     try several plans and keep the quickest
     """
-    names = tuple(dynamic.split()) if isinstance(dynamic, str) else dynamic
-    choices = Choices(names if isinstance(names, bool) else tuple(names), target, numerics, tune)
+    choices = Choices(_dynamic_names(dynamic), target, numerics, tune)
     if function is None:
         return lambda decorated: Op(decorated, choices)
     return Op(function, choices)
@@ -440,6 +472,23 @@ def einsum(*operands: Any, **options: Any) -> Any:
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------
+
+
+def _dynamic_names(dynamic: bool | str | Sequence[str]) -> tuple[str, ...] | bool:
+    """The sizes to keep symbolic. Raises `ArgumentError` for what is neither a name, nor names, nor a truth value."""
+    if isinstance(dynamic, bool):
+        return dynamic
+    if isinstance(dynamic, str):
+        return tuple(dynamic.split())
+    try:
+        return tuple(map(str, dynamic))
+    except TypeError:
+        raise ArgumentError(
+            f"dynamic cannot be {dynamic!r}",
+            why="it names the sizes that one kernel serves at every value",
+            fix="dynamic=['M'], or dynamic=True for all",
+            facts={"dynamic": dynamic},
+        ) from None
 
 
 def _results(call: Call, inputs: Mapping[str, Array]) -> list[Array]:
@@ -471,9 +520,13 @@ def _check_sizes(sizes: Mapping[str, Any], traced: Traced, signature: Signature)
                 fix="set only sizes and compile-time parameters of the op",
                 facts={"size": name, "sizes": tuple(known)},
             )
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not is_whole or not 0 <= value <= arrays.MAX_EXTENT:
             raise ArgumentError(
-                f"size '{name}' cannot be {value!r}", why="a size is a whole number, 0 or more", facts={"size": name}
+                f"size '{name}' cannot be {value!r}",
+                why="a size is a whole number from 0 to 2**63 - 1",
+                fix=f"{name}=512, for example",
+                facts={"size": name},
             )
 
 
@@ -506,7 +559,7 @@ def _wrong_structure(place: str, wanted: str, found: Any) -> ArgumentError:
 
 
 def _writable(value: Any, name: str) -> Array:
-    array = arrays.accept(value, f"out for {name}").array
+    array = arrays.accept_out(value, name)
     arrays.check_writable(array, name)
     return array
 

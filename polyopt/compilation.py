@@ -368,6 +368,12 @@ def check_choices(choices: Choices) -> Choices:
             fix=f"one of {', '.join(NUMERICS)}",
             facts={"numerics": choices.numerics},
         )
+    if choices.target is not None and not isinstance(choices.target, str | Target):
+        raise ArgumentError(
+            f"target cannot be {choices.target!r}",
+            fix="a name, such as 'cpu', or a Target",
+            facts={"target": choices.target},
+        )
     if choices.tune:
         _log.warning("tune=True has no effect: every kernel has the one plan that the cost model chooses")
     if isinstance(choices.target, str) and choices.target not in (targets.CPU, targets.CUDA, *targets.PRESETS):

@@ -67,6 +67,12 @@ def save(
     Raises `ArgumentError` for a path that cannot be written to, and `CompileError` where linking fails.
     """
     base = Path(name)
+    if not base.name:
+        raise ArgumentError(
+            f"'{name}' names no file to save to",
+            fix="give a path without suffix: save('build/linear')",
+            facts={"name": str(name)},
+        )
     header, source = base.with_name(f"{base.name}.h"), base.with_name(f"{base.name}.c")
     try:
         header.write_text(as_c_header(program, conditions=conditions), encoding="utf-8")

@@ -22,7 +22,7 @@ from polyopt.dsl.expr import (
 from polyopt.dsl.extents import Extents, known_extents
 from polyopt.dsl.recognise import NeedsSizes
 from polyopt.dsl.spans import user_span
-from polyopt.dsl.state import Handle, check_rank, sugar_indices
+from polyopt.dsl.state import Handle, sugar_indices
 from polyopt.dsl.subscripts import as_dim, require_extents
 from polyopt.errors import DefinitionError, ShapeError
 
@@ -208,8 +208,8 @@ def concatenate(tensors: Sequence[Handle], axis: int = 0) -> Handle:
     along = normal_axis(axis, rank)
     result = pieces[0].state.new_tensor("concatenate", rank=rank)
     offset = af.constant(0)
+    _check_alike(pieces, "concatenate", along)
     for piece in pieces:
-        check_rank(piece, rank, user_span())
         extent = require_extents(piece, "concatenate")[along]
         indices = sugar_indices(rank)
         ranged = Index(indices[along].name, as_expr(0), AffineSize(extent))
@@ -226,11 +226,34 @@ def stack(tensors: Sequence[Handle], axis: int = 0) -> Handle:
     rank = rank_of(pieces[0])
     along = normal_axis(axis, rank + 1)
     result = pieces[0].state.new_tensor("stack", rank=rank + 1)
+    _check_alike(pieces, "stack", None)
     for position, piece in enumerate(pieces):
-        check_rank(piece, rank, user_span())
         own = sugar_indices(rank)
         result.state.define(result, (*own[:along], Literal(position), *own[along:]), Element(piece, own))
     return result
+
+
+def _check_alike(pieces: Sequence[Handle], what: str, along: int | None) -> None:
+    """Raise `ShapeError` unless ranks agree, and extents but along `along`; symbolic ones are compared when known."""
+    first = pieces[0]
+    for piece in pieces[1:]:
+        differ = rank_of(piece) != rank_of(first)
+        for axis, pair in enumerate(zip(known_extents(first), known_extents(piece))):
+            one, other = pair
+            known = one is not None and other is not None and (one - other).is_constant
+            differ = differ or (axis != along and known and one != other)
+        if differ:
+            raise ShapeError(
+                f"po.{what}: the shapes of '{first.name}' and '{piece.name}' do not fit together",
+                where=user_span(),
+                why=f"They are ({_shape_text(first)}) and ({_shape_text(piece)}).",
+                fix="slice, transpose or reshape one of them.",
+                facts={"tensors": (first.name, piece.name)},
+            )
+
+
+def _shape_text(tensor: Handle) -> str:
+    return ", ".join("?" if extent is None else str(extent) for extent in known_extents(tensor))
 
 
 def _pieces(tensors: Sequence[Handle], what: str) -> list[Handle]:

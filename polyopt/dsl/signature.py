@@ -47,6 +47,14 @@ class Parameter:
     def has_default(self) -> bool:
         return self.default is not inspect.Parameter.empty
 
+    @property
+    def is_keyword_only(self) -> bool:
+        return bool(self.python_kind is inspect.Parameter.KEYWORD_ONLY)
+
+    @property
+    def is_positional_only(self) -> bool:
+        return bool(self.python_kind is inspect.Parameter.POSITIONAL_ONLY)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signature:
@@ -65,7 +73,14 @@ class Signature:
         raise KeyError(name)
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(map(_parameter_text, self.parameters))})"
+        parts: list[str] = []
+        for parameter, following in zip(self.parameters, (*self.parameters[1:], None)):
+            if parameter.is_keyword_only and "*" not in parts:
+                parts.append("*")
+            parts.append(_parameter_text(parameter))
+            if parameter.is_positional_only and (following is None or not following.is_positional_only):
+                parts.append("/")
+        return f"{self.name}({', '.join(parts)})"
 
 
 def read_signature(function: Callable[..., object]) -> Signature:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -79,7 +80,8 @@ def bind(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 def _by_name(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Each parameter's value, defaults included."""
-    if not kwargs and len(args) == len(signature.parameters) and signature.parameters[-1].python_kind in _POSITIONAL:
+    last = signature.parameters[-1] if signature.parameters else None
+    if last is not None and not kwargs and len(args) == len(signature.parameters) and last.python_kind in _POSITIONAL:
         return {parameter.name: value for parameter, value in zip(signature.parameters, args)}
     try:
         bound = signature.python.bind(*args, **kwargs)
@@ -155,21 +157,46 @@ def constants_key(constants: Mapping[str, object]) -> Hashable:
     return tuple((name, frozen(value)) for name, value in constants.items())
 
 
-def frozen(value: object) -> Hashable:
-    """A hashable stand-in for a constant: containers by content, other objects by their own equality or identity."""
+def frozen(value: object, around: frozenset[int] = frozenset()) -> Hashable:
+    """A hashable stand-in for a constant: containers by content, other objects by their own equality.
+
+    An object that has no equality of its own, or one that may change, is its identity together with the attributes
+    that it has now: equations that were read from `self` are not used again after an attribute changed.
+
+    around: identities of the objects that hold this one; an object inside itself is its identity alone
+    """
     match value:
         case float():
             return float, value.hex()
         case list() | tuple():
-            return type(value), tuple(map(frozen, value))
+            return type(value), tuple(frozen(item, around) for item in value)
         case dict():
-            return dict, tuple((frozen(key), frozen(item)) for key, item in value.items())
+            return dict, tuple((frozen(key, around), frozen(item, around)) for key, item in value.items())
         case set() | frozenset():
-            return type(value), frozenset(map(frozen, value))
+            return type(value), frozenset(frozen(item, around) for item in value)
         case np.ndarray():
             return np.ndarray, value.dtype.str, value.shape, value.tobytes()
+        case type() | ModuleType() | FunctionType() | BuiltinFunctionType():
+            return type(value), value
+        case _ if type(value).__hash__ in (None, object.__hash__) or is_dataclass(value):
+            inside = around | {id(value)}
+            state = {} if id(value) in around else _state(value)
+            return type(value), _Identity(value), tuple((name, frozen(part, inside)) for name, part in state.items())
         case _:
             return type(value), _hashable(value)
+
+
+def _state(value: object) -> dict[str, object]:
+    """The attributes that an object has now, in `__dict__` and in slots."""
+    slots = (slot for owner in type(value).__mro__ for slot in _slots(owner))
+    found = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def _slots(owner: type) -> tuple[str, ...]:
+    slots = owner.__dict__.get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def _hashable(value: object) -> Hashable:

@@ -20,6 +20,7 @@ Array = np.ndarray[Any, Any]
 Wrap = Callable[[Array], Any]
 Layout = tuple[int, ...] | None
 
+MAX_EXTENT = (1 << 63) - 1
 MAX_BYTES = 1 << 47
 """What an address space can hold; a larger result is refused before anybody tries to allocate it."""
 _ENUMERATED_ELEMENTS = 1 << 20
@@ -78,6 +79,18 @@ def accept(value: Any, name: str) -> Given:
     return given
 
 
+def accept_out(value: Any, name: str) -> Array:
+    """`out=` for the result `name` as an array over its memory. Raises as `accept` does, with the result's name."""
+    if isinstance(value, bool | int | float | np.generic):
+        raise _no_array(f"out for '{name}'", value, "np.empty(...) of the result's shape and dtype")
+    try:
+        return accept(value, "out").array
+    except ArgumentError as error:
+        if error.facts.get("type") is None:
+            raise
+        raise _no_array(f"out for '{name}'", value, "np.empty(...) of the result's shape and dtype") from None
+
+
 def check_dtype(array: Array, name: str) -> DType:
     """The dtype of an argument. Raises `DTypeError`, with the argument's name, for one that polyopt does not have."""
     try:
@@ -97,11 +110,15 @@ _known_dtype = cache(dtypes.from_numpy)
 def _accept_protocol(value: Any, name: str) -> Given:
     if hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__"):
         return Given(_view(value, name), _maker(value))
-    raise ArgumentError(
-        f"argument '{name}' is a {type(value).__name__}, which is no array",
+    raise _no_array(f"argument '{name}'", value, f"np.asarray({name})")
+
+
+def _no_array(place: str, value: object, fix: str) -> ArgumentError:
+    return ArgumentError(
+        f"{place} is a {type(value).__name__}, which is no array",
         why="arrays are NumPy arrays, PyTorch tensors, and what has DLPack or __array_interface__",
-        fix=f"np.asarray({name})",
-        facts={"argument": name, "type": type(value).__name__},
+        fix=fix,
+        facts={"argument": place, "type": type(value).__name__},
     )
 
 
@@ -153,6 +170,13 @@ def _accept_torch(tensor: Any, name: str) -> Given:
         )
     if tensor.layout is not torch.strided:
         raise ArgumentError(f"the tensor '{name}' is sparse", fix=f"{name}.to_dense()", facts={"argument": name})
+    if tensor.device.type != "cpu" or tensor.is_quantized:
+        raise ArgumentError(
+            f"the tensor '{name}' has no plain numbers in the host's memory",
+            why=f"its device is {tensor.device}, its dtype {tensor.dtype}",
+            fix=f"{name}.dequantize()" if tensor.is_quantized else f"{name}.cpu(), or a tensor with values",
+            facts={"argument": name},
+        )
     if tensor.is_complex():
         raise _complex_error(name, str(tensor.dtype))
     if tensor.is_neg():

@@ -1,0 +1,194 @@
+"""What users do that no example shows: objects that change, ops without parameters, absurd sizes, odd arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import polyopt as po
+from polyopt import f64
+
+N = po.size("N")
+i = po.index("i")
+
+
+# --- methods --------------------------------------------------------------------------------------------------------
+
+
+class Gain:
+    """An object whose state decides the equations."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.taps = [1.0, 2.0]
+
+    @po.op
+    def apply(self, x: f64[N]):
+        y = po.tensor("y")
+        y[i] = x[i] * self.factor + sum(self.taps)
+        return y
+
+
+@dataclass
+class Shift:
+    by: float
+
+    @po.op
+    def apply(self, x: f64[N]):
+        y = po.tensor("y")
+        y[i] = x[i] + self.by
+        return y
+
+
+class Nested:
+    def __init__(self) -> None:
+        self.inner = Gain(2.0)
+        self.owner = self  # a cycle
+
+    @po.op
+    def apply(self, x: f64[N]):
+        y = po.tensor("y")
+        y[i] = x[i] * self.inner.factor
+        return y
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    @po.op
+    def apply(self, x: f64[N]):
+        y = po.tensor("y")
+        y[i] = x[i] * self.factor
+        return y
+
+
+def test_a_method_sees_attributes_that_changed_since_the_last_call() -> None:
+    x = np.arange(3.0)
+    gain = Gain(5.0)
+    assert_allclose(gain.apply(x), 5 * x + 3)
+    gain.factor = 7.0
+    assert_allclose(gain.apply(x), 7 * x + 3)
+    gain.taps.append(10.0)
+    assert_allclose(gain.apply(x), 7 * x + 13)
+
+
+def test_a_method_of_a_mutable_dataclass_sees_changes_too() -> None:
+    shift = Shift(1.0)
+    x = np.arange(3.0)
+    assert_allclose(shift.apply(x), x + 1)
+    shift.by = 2.0
+    assert_allclose(shift.apply(x), x + 2)
+
+
+def test_a_method_sees_changes_in_objects_that_its_own_object_holds() -> None:
+    nested, x = Nested(), np.arange(3.0)
+    assert_allclose(nested.apply(x), 2 * x)
+    nested.inner.factor = 3.0
+    assert_allclose(nested.apply(x), 3 * x)
+
+
+def test_a_method_of_a_class_with_slots_sees_changes() -> None:
+    slotted, x = Slotted(2.0), np.arange(3.0)
+    assert_allclose(slotted.apply(x), 2 * x)
+    slotted.factor = 4.0
+    assert_allclose(slotted.apply(x), 4 * x)
+
+
+# --- ops without parameters, keyword-only parameters ----------------------------------------------------------------
+
+
+def test_an_op_without_parameters_is_called() -> None:
+    @po.op
+    def table():
+        return po.arange(4) * 2
+
+    assert_array_equal(table(), np.arange(4) * 2)
+    assert_array_equal(table(), np.arange(4) * 2)
+    assert_array_equal(table.reference(), np.arange(4) * 2)
+
+
+def test_a_printed_signature_shows_what_is_keyword_only_and_positional_only() -> None:
+    @po.op
+    def f(x: f64[N], /, y: f64[N], *, scale: f64 = 2.0):
+        return x + y * scale
+
+    assert str(f).splitlines()[0] == "f(x: f64[N], /, y: f64[N], *, scale: f64 = 2.0)"
+
+
+# --- absurd sizes and options ---------------------------------------------------------------------------------------
+
+
+@po.op
+def double(x: f64[N]):
+    return x * 2
+
+
+@pytest.mark.parametrize("size", [2**63, 2**70, 10**30])
+def test_a_size_beyond_64_bits_is_refused(size: int) -> None:
+    with pytest.raises(po.ArgumentError, match="N"):
+        double.compile(N=size)
+
+
+def test_the_choice_of_dynamic_sizes_must_be_names() -> None:
+    with pytest.raises(po.ArgumentError, match="dynamic"):
+        po.op(dynamic=3)(lambda x: x)  # type: ignore[call-overload]
+
+
+def test_a_name_of_nothing_cannot_be_saved_to() -> None:
+    with pytest.raises(po.ArgumentError, match="file"):
+        double.lower(N=4).save("")
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("out", [3, 2.5, "text", None.__class__, [np.empty(3)]])
+def test_out_that_is_no_array_is_named_as_such(out: object) -> None:
+    with pytest.raises(po.ArgumentError, match="out") as raised:
+        double(np.ones(3), out=out)
+    assert "argument 'out for" not in str(raised.value) and "np.asarray(out for" not in str(raised.value)
+
+
+# --- joining --------------------------------------------------------------------------------------------------------
+
+
+def test_joined_tensors_must_agree_along_the_other_axes() -> None:
+    x, y = np.ones((2, 3)), np.ones((4, 2))
+    for joined in (
+        lambda x, y: po.concatenate([x, y]),
+        lambda x, y: po.stack([x, y]),
+        lambda x, y: po.concatenate([x, y[0]]),
+        lambda x, y: po.stack([x, y[0]]),
+    ):
+        with pytest.raises(po.ShapeError):
+            po.op(joined)(x, y)
+
+
+# --- the command line's module --------------------------------------------------------------------------------------
+
+
+def test_the_package_runs_as_a_module() -> None:
+    assert (Path(po.__file__).parent / "__main__.py").is_file()
+
+
+# --- slices of what is shorter --------------------------------------------------------------------------------------
+
+
+def test_slices_that_begin_before_the_first_element_are_clipped_as_in_numpy() -> None:
+    @po.op
+    def ends(x: f64[N]):
+        return x[-3:], x[-100:2]
+
+    for count in (0, 1, 2, 5):
+        x = np.arange(float(count))
+        for found, wanted, slow in zip(ends(x), (x[-3:], x[-100:2]), ends.reference(x)):
+            assert_array_equal(found, wanted)
+            assert_array_equal(slow, wanted)
+        assert str(ends.lower(x).report())
