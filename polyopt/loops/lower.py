@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -79,7 +80,21 @@ def ast(scop: Scop, tree: Tree) -> isl.AstNode:
     flat = {loop.name for loop in loops(tree) if loop.kind in ("vector", "unrolled")}
     if flat:
         schedule = schedule.map_schedule_node_bottom_up(lambda node: _separated(node, flat))
-    return isl.AstBuild.from_context(scop.context).node_from_schedule(schedule)
+    with _values_not_counts():
+        return isl.AstBuild.from_context(scop.context).node_from_schedule(schedule)
+
+
+@contextmanager
+def _values_not_counts() -> Iterator[None]:
+    """Keeps isl from counting the iterations of a loop whose values lie a stride apart: a loop variable is the value of
+    its row, from which tiles and private buffers are computed. The option is global to isl: set here, and put back."""
+    context = isl.DEFAULT_CONTEXT
+    before = context.get_ast_build_scale_strides()
+    context.set_ast_build_scale_strides(0)
+    try:
+        yield
+    finally:
+        context.set_ast_build_scale_strides(before)
 
 
 def _separated(node: isl.ScheduleNode, flat: set[str]) -> isl.ScheduleNode:

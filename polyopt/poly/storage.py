@@ -192,8 +192,9 @@ class _Planner:
                 delays = [
                     self.delay(d, loop) for d in own if d.source in loop.statements and d.target in loop.statements
                 ]
-                if delays and all(delay is not None for delay in delays):
-                    return dimension, max(delay for delay in delays if delay is not None) + 1
+                known = [delay for delay in delays if delay is not None and delay >= 0]
+                if known and len(known) == len(delays):  # a delay below zero is one of an illegal order
+                    return dimension, max(known) + 1
         return None
 
     def steps_through(self, name: str, loop: Loop, dimension: int) -> bool:

@@ -18,6 +18,7 @@ from polyopt.loops import lower as loops_lower
 from polyopt.loops.instances import enumerate_instances, instance_counts
 from polyopt.loops.interpret import interpret
 from polyopt.loops.ir import Alloc, For, If, LoopProgram, Store, integer, walk
+from polyopt.loops.verify import check_accesses
 from polyopt.pipeline import Lowering
 from polyopt.poly import storage
 from polyopt.poly.tree import Leaf, Loop, Sequence, Tree
@@ -112,6 +113,28 @@ def test_loops_are_named_for_their_axes_and_labelled_for_the_reader() -> None:
     assert [(loop.axis, loop.step) for loop in loops_of(program)] == [("i tile", 2), ("i", 1), ("j", 1), ("k", 1)]
     assert len({loop.var for loop in loops_of(program)}) == 4
     assert all(loop.var.isidentifier() for loop in loops_of(program))
+
+
+@pytest.mark.parametrize("m", [5, 6, 7, 8, 64])
+@pytest.mark.parametrize("scale", [1, 4, 8, 12])
+def test_a_loop_variable_is_the_value_of_its_row(m: int, scale: int) -> None:
+    """isl likes to count iterations of a loop whose values lie a stride apart; elements of a private buffer and tiles
+    are computed from the variable."""
+    lowering = product.lower(M=m, N=4, K=2)
+    update = Loop("k", (("y_update", axis("k")),), Leaf("y_update"))
+
+    def nest(number: int, name: str, body: Tree) -> Tree:
+        return Loop(f"i#{number}", ((name, axis("i")),), Loop(f"j#{number}", ((name, axis("j")),), body))
+
+    points = Sequence((nest(1, "y_init", Leaf("y_init")), nest(2, "y_update", update), nest(3, "out", Leaf("out"))))
+    tiles = Loop("i_tile", tuple((name, axis("i") // 4 * scale) for name in ("y_init", "y_update", "out")), points)
+    plan = running.proved(lowering.scop, lowering.dependences, tiles)
+    assert [buffer.scope for buffer in plan.buffers] == [("i_tile",)]
+    program = running.loop_program(lowering.rewritten, lowering.scop, tiles, plan)
+    check_accesses(program)
+    inputs = inputs_of(lowering)
+    (result,) = running.run(program, inputs).values()
+    np.testing.assert_allclose(result, product.reference(*inputs.values()), rtol=1e-5)
 
 
 def test_a_loop_of_one_iteration_is_left_out() -> None:

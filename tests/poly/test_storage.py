@@ -317,3 +317,21 @@ def test_a_random_plan_that_is_proved_gives_right_numbers(name: str) -> None:
         (found,) = running.run(program, inputs, seed=seed).values()
         np.testing.assert_allclose(found, wanted, rtol=1e-4, err_msg=str(plan))
     assert accepted >= 3 and refused >= 30, f"one-sided: {accepted} accepted, {refused} refused"
+
+
+def test_storage_for_an_illegal_order_is_proposed_and_then_refused() -> None:
+    """Where values are used steps before they are made, no number of planes follows from the delay."""
+
+    @po.op
+    def column(x: f64[M]):
+        root, total = po.tensors("root total")
+        root[i] = po.sqrt(x[i]) + po.sqrt(x[i + 1]) + po.sqrt(x[i + 2])
+        total[i] = root[i] * root[i + 1] * root[i + 2]
+        return total
+
+    lowering = column.lower(M=8)
+    early = Loop(
+        "i", (("root", axis("i") + 1), ("total", axis("i"))), Sequence((Leaf("root"), Leaf("total"))), coincident=False
+    )
+    with pytest.raises(LegalityError):
+        decided(lowering, early)
