@@ -341,6 +341,7 @@ def _fuzz(options: argparse.Namespace) -> None:
             tqdm.write(f"\n{finding}", file=sys.stdout)
     rejected = ", ".join(f"{kind} {count}" for kind, count in campaign.rejections.most_common())
     print(f"seeds {seed} to {seed + campaign.total - 1}: {campaign.counts['agrees']} of {campaign.total} agree")
+    print(f"kernels under the compiler's own plans and drawn ones: {campaign.kernels}")
     print(f"rejected by the kernel and the reference: {campaign.counts['rejected']}{f' ({rejected})' * bool(rejected)}")
     if failures:
         print(f"failures: {failures}", file=sys.stderr)

@@ -266,6 +266,20 @@ class Lowering:
         )
         return loops_split.split(program)
 
+    def scheduled(self, tree: Tree, places: StoragePlan, target: Target) -> Lowering:
+        """The same operator under another schedule tree and storage plan, which are proved, for a target.
+
+        Raises `LegalityError` where they break a rule, with a violating pair of instances.
+        """
+        other = Lowering(self.program, replace(self.options, target=target))
+        kept = ("rewritten", "_copies", "dependences", "fusion")
+        vars(other).update({name: value for name, value in vars(self).items() if name in kept})
+        threads = mapping.CpuMapping((), ())
+        decided = Decided(TilingPlan(()), threads, tree, trees.as_schedule(tree, self.scop), places)
+        self._prove(decided, self.dependences)
+        vars(other)["_decided"] = decided
+        return other
+
     @property
     def proof(self) -> Proof:
         """The ledger of proved claims."""

@@ -44,7 +44,7 @@ SLACK = 2.0
 
 def is_small(lowering: Lowering, sizes: Mapping[str, int]) -> bool:
     """Whether there are at most `MOST_INSTANCES` instances; logs a warning where there are more."""
-    count = sum(_most_points(statement.domain, sizes) for statement in lowering.scop.statements)
+    count = most_instances(lowering, sizes)
     if count > MOST_INSTANCES:
         _log.warning(
             "%s is proved but not enumerated: more than %d instances (%d) take too long; call it with smaller arrays",
@@ -53,6 +53,11 @@ def is_small(lowering: Lowering, sizes: Mapping[str, int]) -> bool:
             count,
         )
     return count <= MOST_INSTANCES
+
+
+def most_instances(lowering: Lowering, sizes: Mapping[str, int]) -> int:
+    """A bound on the number of instances, from the boxes around the domains."""
+    return sum(_most_points(statement.domain, sizes) for statement in lowering.scop.statements)
 
 
 def check(lowering: Lowering, sizes: Mapping[str, int], arrays: Mapping[str, Array]) -> None:

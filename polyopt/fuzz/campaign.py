@@ -28,11 +28,17 @@ class Finding:
 
 @dataclass(slots=True)
 class Campaign:
-    """A run over the seeds from `seed` on. counts: of verdicts; rejections: of kinds of errors."""
+    """A run over the seeds from `seed` on.
+
+    counts:     of verdicts
+    rejections: of kinds of errors
+    kernels:    how many were right, the plans that were drawn among them
+    """
 
     seed: int
     counts: Counter[str] = field(default_factory=Counter)
     rejections: Counter[str] = field(default_factory=Counter)
+    kernels: int = 0
 
     @property
     def total(self) -> int:
@@ -51,6 +57,7 @@ class Campaign:
         case = random_case(seed)
         outcome = worker.check(case)
         self.counts[outcome.verdict] += 1
+        self.kernels += outcome.kernels
         if outcome.verdict == "rejected":
             self.rejections[outcome.kind] += 1
         return _finding(worker, case, outcome) if outcome.verdict == "fails" else None

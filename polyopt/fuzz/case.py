@@ -105,6 +105,7 @@ class Case:
     extents: whether index variables carry their extents
     options: of `@po.op`, as texts
     out:     None, a layout, or "input": the memory of the first argument that fits, or "overlap": shifted by one
+    plans:   seeds of plans that are drawn for the operator, beside the compiler's own (`fuzz.plans`)
     """
 
     seed: int
@@ -116,6 +117,7 @@ class Case:
     options: tuple[tuple[str, str], ...] = ()
     threads: int = 1
     out: str | None = None
+    plans: tuple[int, ...] = ()
 
     def operator_source(self) -> str:
         """The operator `fuzzed` as a module of its own."""
@@ -156,7 +158,7 @@ class Case:
             "",
             *drawn,
             f"po.set_num_threads({self.threads})",
-            f"compare(fuzzed, ({call}{',' * (len(self.parameters) == 1)}), out={self.out!r})",
+            f"compare(fuzzed, ({call}{',' * (len(self.parameters) == 1)}), out={self.out!r}, plans={self.plans})",
         ]
         return "\n".join(lines) + "\n"
 

@@ -23,6 +23,10 @@ from polyopt.errors import (
 )
 from polyopt.fuzz.arrays import Array, draw, lay_out, shifted
 from polyopt.fuzz.case import Case, shape_of
+from polyopt.fuzz.plans import draw as draw_plan
+from polyopt.fuzz.plans import plan_text
+from polyopt.fuzz.plans import run as run_plan
+from polyopt.pipeline import Lowering
 
 Verdict = Literal["agrees", "rejected", "fails"]
 REFUSALS = (DefinitionError, ShapeError, BoundsError, DTypeError, ArgumentError)
@@ -30,11 +34,17 @@ REFUSALS = (DefinitionError, ShapeError, BoundsError, DTypeError, ArgumentError)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a case. kind: a word for the failure, or the error's type; detail: what was seen."""
+    """What came of a case.
+
+    kind:    a word for the failure, or the error's type
+    detail:  what was seen
+    kernels: how many were compiled, run and found right
+    """
 
     verdict: Verdict
     kind: str = ""
     detail: str = ""
+    kernels: int = 0
 
 
 class Mismatch(AssertionError):
@@ -75,7 +85,7 @@ def check(case: Case) -> Outcome:
             draw(shape_of(p.dims, sizes), p.dtype, p.low, p.high, p.layout, seed=p.seed) for p in case.parameters
         ]
         po.set_num_threads(case.threads)
-        compare(operator, arguments, out=case.out)
+        count = compare(operator, arguments, out=case.out, plans=case.plans)
     except Mismatch as found:
         if found.kind == "refused" and "dynamic" in dict(case.options):
             return Outcome("rejected", found.kind, found.detail)  # for some sizes, though not for these
@@ -84,11 +94,15 @@ def check(case: Case) -> Outcome:
         return Outcome("rejected", type(error).__name__, error.what)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
         return Outcome("fails", type(error).__name__, str(error))
-    return Outcome("agrees")
+    return Outcome("agrees", kernels=count)
 
 
-def compare(operator: po.Op, arguments: Sequence[Array], *, out: str | None = None) -> None:
-    """Hold an operator against its reference. Raises `Mismatch`, or the refusal that both share."""
+def compare(operator: po.Op, arguments: Sequence[Array], *, out: str | None = None, plans: Sequence[int] = ()) -> int:
+    """Hold an operator against its reference. Raises `Mismatch`, or the refusal that both share.
+
+    plans: seeds of plans to run the operator under as well
+    Returns the number of kernels.
+    """
     copies = [argument.copy() for argument in arguments]
     wanted, refusal = _reference(operator, copies)
     with _Warnings() as warnings:
@@ -102,6 +116,28 @@ def compare(operator: po.Op, arguments: Sequence[Array], *, out: str | None = No
         _compare(arguments, copies, "an argument was changed")
     if warnings.seen:
         raise Mismatch("fallback", warnings.seen[0])
+    kernels = 1
+    if plans and wanted is not None:
+        lowering = operator.lower(*copies)
+        kernels += sum(_compare_plan(lowering, seed, copies, wanted) for seed in plans)
+    return kernels
+
+
+def _compare_plan(lowering: Lowering, seed: int, arguments: Sequence[Array], wanted: Sequence[Array]) -> bool:
+    """Hold a plan that is drawn, if one is proved, against the reference."""
+    drawn = draw_plan(lowering, seed)
+    if drawn is None:
+        return False
+    try:
+        results = run_plan(drawn, arguments, effort=seed % 4)
+    except Exception as error:
+        kind = type(error).__name__
+        raise Mismatch(f"plan {kind}", f"{error}\n{plan_text(drawn, seed)}") from error
+    try:
+        _compare(results, wanted, "a plan that was proved differs from the reference")
+    except Mismatch as found:
+        raise Mismatch("plan", f"{found.detail}\n{plan_text(drawn, seed)}") from None
+    return True
 
 
 def _reference(operator: po.Op, arguments: Sequence[Array]) -> tuple[tuple[Array, ...] | None, PolyoptError | None]:

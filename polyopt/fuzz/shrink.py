@@ -68,6 +68,10 @@ def _without_parameters(case: Case) -> Iterator[Case]:
 def _with_simpler_calls(case: Case) -> Iterator[Case]:
     for number in range(len(case.options)):
         yield replace(case, options=(*case.options[:number], *case.options[number + 1 :]))
+    if len(case.plans) > 1:
+        yield from (replace(case, plans=(seed,)) for seed in case.plans)
+    elif case.plans:
+        yield replace(case, plans=())
     if case.out is not None:
         yield replace(case, out=None)
     if case.threads > 1:
