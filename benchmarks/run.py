@@ -36,6 +36,7 @@ from benchmarks import publish
 from benchmarks.cases import QUICK, Case, all_cases, expected, inputs
 from benchmarks.peers import PEERS
 from polyopt.runtime import pool, rates
+from polyopt.target import Rates, host
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -235,7 +236,7 @@ def _write_inputs(case: Case, folder: Path) -> dict[str, Any]:
 # --- what the machine allows ------------------------------------------------------------------------------------
 
 
-def bound_ms(case: Case, found: rates.Rates, threads: int) -> float:
+def bound_ms(case: Case, found: Rates, threads: int) -> float:
     """The least time that the machine allows: operations over the measured peak, or bytes over the bandwidth of the
     cache that holds the row's arrays, whichever is more.
     """
@@ -243,8 +244,8 @@ def bound_ms(case: Case, found: rates.Rates, threads: int) -> float:
     return max(case.flops / (peak * threads), case.traffic / _bandwidth(case, found, threads)) / 1e6
 
 
-def _bandwidth(case: Case, found: rates.Rates, threads: int) -> float:
-    machine = rates.host()
+def _bandwidth(case: Case, found: Rates, threads: int) -> float:
+    machine = host()
     for size, rate in ((machine.l1_bytes, found.l1), (machine.l2_bytes, found.l2)):
         if case.traffic <= size * threads:
             return rate * threads
@@ -253,7 +254,7 @@ def _bandwidth(case: Case, found: rates.Rates, threads: int) -> float:
     return max(found.dram, found.copy) if threads == 1 else max(found.dram_all, found.copy_all, found.dram)
 
 
-def as_record(case: Case, row: Measured, threads: int, found: rates.Rates) -> dict[str, Any]:
+def as_record(case: Case, row: Measured, threads: int, found: Rates) -> dict[str, Any]:
     """One line of the results."""
     ms = {name: _rounded(statistics.median(times)) for name, times in row.times.items()}
     ratio, floor = row.ratio(), bound_ms(case, found, threads)
@@ -277,8 +278,8 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def machine_header(found: rates.Rates, versions: dict[str, str]) -> dict[str, Any]:
-    machine = rates.host()
+def machine_header(found: Rates, versions: dict[str, str]) -> dict[str, Any]:
+    machine = host()
     return {
         "machine": kind_of_machine(),
         "cores": pool.usable_cores(),
@@ -292,7 +293,7 @@ def machine_header(found: rates.Rates, versions: dict[str, str]) -> dict[str, An
 
 def kind_of_machine() -> str:
     """A name for machines like this one, as a file may have it."""
-    machine = rates.host()
+    machine = host()
     return f"{machine.cpu}-{machine.name}-{pool.usable_cores()}cores"
 
 

@@ -169,6 +169,36 @@ def clear() -> int:
     return removed
 
 
+# --- text -----------------------------------------------------------------------------------------------------
+
+
+def read_text(name: str) -> str | None:
+    """What `write_text` kept under this file name; None where there is nothing that can be trusted."""
+    folder = _folder()
+    if folder is None:
+        return None
+    try:
+        return _read_mine(folder / name).decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _warn_once(f"ignoring {name}: {error}")
+        return None
+
+
+def write_text(name: str, text: str) -> bool:
+    """Keep a text beside the kernels, where neither `clear` nor the size cap removes it; whether that was possible."""
+    folder = _folder()
+    if folder is None:
+        return False
+    try:
+        _write_whole(folder / name, text.encode("utf-8"))
+    except OSError as error:
+        _warn_once(f"cannot write to the cache folder: {error.strerror or error}")
+        return False
+    return True
+
+
 # --- the folder -----------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from polyopt import cache, export, measure, text
+from polyopt import cache, compilation, export, measure, text
 from polyopt.api import Op
 from polyopt.dsl.text import program_text
 from polyopt.errors import ArgumentError, PolyoptError
@@ -381,10 +381,13 @@ def _cache_clear(_: argparse.Namespace) -> None:
 
 def _add_doctor(commands: Commands) -> None:
     parser = commands.add_parser("doctor", help="what this machine offers")
+    parser.add_argument("--calibrate", action="store_true", help="measure its rates, for the cost models; some seconds")
     parser.set_defaults(run=_doctor)
 
 
-def _doctor(_: argparse.Namespace) -> None:
+def _doctor(options: argparse.Namespace) -> None:
+    if options.calibrate:
+        compilation.calibrate()
     for title, rows in (("versions", _version_rows()), ("processor", _processor_rows()), ("tools", _tool_rows())):
         print(f"{title}:")
         _print_table(rows, indent="  ")
@@ -404,12 +407,29 @@ def _installed(distribution: str) -> str:
 
 
 def _processor_rows() -> Iterator[tuple[str, str]]:
-    from polyopt import target  # imports llvmlite
-
-    host = target.host()
+    host = compilation.host()
     yield "name", f"{host.cpu}, {host.triple}"
     yield "vectors", f"{host.name}: {host.vector_registers} registers of {host.vector_bits} bits"
     yield "caches", f"L1 {_size(host.l1_bytes)}, L2 {_size(host.l2_bytes)}, L3 {_size(host.l3_bytes)}"
+    rates = host.rates
+    if rates is None:
+        yield "rates", "not measured: polyopt doctor --calibrate"
+    else:
+        yield (
+            "operations",
+            (
+                f"{rates.fma_f32:.4g} G a second in f32, {rates.fma_f64:.4g} f64, {rates.fma_bf16:.4g} bf16, "
+                f"{rates.fma_i8:.4g} i8; one core"
+            ),
+        )
+        yield (
+            "bandwidth",
+            (
+                f"L1 {rates.l1:.3g}, L2 {rates.l2:.3g}, L3 {rates.l3:.3g}, memory {rates.dram:.3g} GB/s; one core; "
+                f"{rates.cores} cores {rates.dram_all:.3g}"
+            ),
+        )
+        yield "dispatch", f"{rates.dispatch_us:.3g} microseconds to wake the threads"
     yield "threads", f"{pool.num_threads()} used of {pool.usable_cores()} usable cores"
 
 

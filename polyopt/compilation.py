@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -31,7 +32,7 @@ from polyopt.runtime.fastcall_ir import fast_call_ir
 from polyopt.runtime.kernel import Kernel, KernelInfo
 from polyopt.runtime.objects import LoadedCode
 from polyopt.runtime.pool import POOLS, is_supported, pool_text
-from polyopt.target import Target, preset
+from polyopt.target import Rates, Target, preset, rates_from_json
 
 if TYPE_CHECKING:
     from polyopt.pipeline import Lowering, Options
@@ -209,15 +210,43 @@ def choose_target(choice: str | Target | None, *, on_device: bool = False) -> Ta
 
 @functools.cache
 def host() -> Target:
-    """This machine. What LLVM says about it is kept on disk, as asking it means loading it."""
+    """This machine. What LLVM says about it is kept on disk, as asking it means loading it; so are its rates."""
     key = cache.digest(host=targets.host_facts())
     entry = cache.lookup(key)
     if entry is not None:
         with suppress(ValueError, TypeError):
-            return Target(**json.loads(entry.report))
+            return dataclasses.replace(Target(**json.loads(entry.report)), rates=_kept_rates())
     found = targets.host()
     cache.store(key, Entry(KernelInfo("host", ()), b"", json.dumps(dataclasses.asdict(found))))
-    return found
+    return dataclasses.replace(found, rates=_kept_rates())
+
+
+CALIBRATION = "calibration.json"
+
+
+def calibrate() -> Rates:
+    """Measure this machine and keep the rates, for this process from now on and for later ones."""
+    from polyopt.runtime import rates
+
+    measured = rates.measure()
+    kept = {"machine": _machine(), "rates": measured.as_json()}
+    cache.write_text(CALIBRATION, json.dumps(kept, indent=1) + "\n")
+    host.cache_clear()
+    return measured
+
+
+def _kept_rates() -> Rates | None:
+    """The rates of an earlier calibration, if it was of this machine."""
+    with suppress(ValueError, TypeError, KeyError):
+        kept = json.loads(cache.read_text(CALIBRATION) or "{}")
+        if kept["machine"] == _machine():
+            return rates_from_json(kept["rates"])
+    return None
+
+
+def _machine() -> str:
+    """A name of this machine that changes with the processor, but not with the versions of software."""
+    return hashlib.sha256("\n".join(targets.host_facts()).encode()).hexdigest()[:16]
 
 
 def check_runs_here(target: Target) -> None:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -18,10 +19,48 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
+class Rates:
+    """What a machine does. One core, unless it says otherwise.
+
+    fma_f32, fma_f64, fma_bf16, fma_i8: 1e9 operations a second of multiply-adds (two each)
+    l1, l2, l3, dram: 1e9 bytes a second, read in order from data that just fit there
+    copy:             1e9 bytes a second, read and written, of arrays beyond the caches
+    dram_all, copy_all: the same with every usable core at work at once
+    dispatch_us:      microseconds to run an empty parallel region on the thread pool
+    cores:            how many cores were at work for `..._all`
+    """
+
+    fma_f32: float
+    fma_f64: float
+    fma_bf16: float
+    fma_i8: float
+    l1: float
+    l2: float
+    l3: float
+    dram: float
+    copy: float
+    dram_all: float
+    copy_all: float
+    dispatch_us: float
+    cores: int
+
+    def as_json(self) -> dict[str, float]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def rates_from_json(data: Mapping[str, object]) -> Rates:
+    """The rates that `as_json` wrote. Raises `ValueError` or `TypeError` for anything else."""
+    numbers = {name: float(str(value)) for name, value in data.items()}
+    if not all(0 < value < math.inf for value in numbers.values()):
+        raise ValueError("a rate is not positive")
+    return Rates(**{**numbers, "cores": int(numbers.get("cores", 1))})  # type: ignore[arg-type]  # cores is the int
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """A processor as the code generator sees it.
 
-    name:             "avx512", "avx2", "generic", or "cuda"
+    name:             one of `PRESETS`, or "cuda"
     vector_bits:      width of a vector register
     vector_registers: how many there are
     l1_bytes, l2_bytes, l3_bytes: data caches; l1 and l2 of one core, l3 shared (0: none)
@@ -30,6 +69,7 @@ class Target:
     cpu:              LLVM's name of the processor
     features:         LLVM's feature string: what the processor has *and* the system lets programs use
     parallel_instances: statement instances below which one thread is as fast: dispatch costs about 13 microseconds
+    rates:            what was measured here by `polyopt doctor --calibrate`; None for a preset, or before that
     """
 
     name: str
@@ -43,6 +83,7 @@ class Target:
     cpu: str
     features: str
     parallel_instances: int = 1 << 15
+    rates: Rates | None = None
 
     def lanes(self, bits: int) -> int:
         """How many elements of `bits` bits one vector register holds; at least 1."""
@@ -54,12 +95,28 @@ class Target:
 
 
 _DEFAULT_CACHES = {"l1_bytes": 32 << 10, "l2_bytes": 1 << 20, "l3_bytes": 16 << 20, "line_bytes": 64}
-_X86_PRESETS: Mapping[str, tuple[int, int, str]] = {
-    "avx512": (512, 32, "x86-64-v4"),
-    "avx2": (256, 16, "x86-64-v3"),
-    "generic": (128, 16, "x86-64"),
+
+
+@dataclass(frozen=True, slots=True)
+class _Preset:
+    """A kind of machine: what `Target` says of it, by LLVM's names, with caches that are usual there."""
+
+    vector_bits: int
+    vector_registers: int
+    architecture: str
+    cpu: str
+    features: str = ""
+    l2_bytes: int = 1 << 20
+
+
+_PRESETS: Mapping[str, _Preset] = {
+    "avx512": _Preset(512, 32, "x86_64", "x86-64-v4"),
+    "avx512_bf16": _Preset(512, 32, "x86_64", "x86-64-v4", "+avx512bf16,+avx512vnni"),
+    "avx2": _Preset(256, 16, "x86_64", "x86-64-v3", l2_bytes=512 << 10),
+    "neon": _Preset(128, 32, "aarch64", "generic", "+neon"),
+    "generic": _Preset(128, 16, "x86_64", "x86-64"),
 }
-PRESETS = tuple(_X86_PRESETS)
+PRESETS = tuple(_PRESETS)
 CPU = "cpu"
 CUDA = "cuda"
 
@@ -79,17 +136,25 @@ def resolve(name: str) -> Target:
 
 @cache
 def preset(name: str) -> Target:
-    """A machine to generate code for: "avx512", "avx2" or "generic", with this machine's cache sizes.
+    """A machine to generate code for, by its name in `PRESETS`: the same on every machine that asks.
 
-    On a processor that is no x86, "generic" is its baseline and the others are x86 cross targets.
+    Only "generic" differs: on a processor that is no x86 it is that processor's baseline.
     """
-    is_x86 = _is_x86()
-    bits, registers, cpu = _X86_PRESETS[name]
-    if name == "generic" and not is_x86:
-        bits, registers, cpu = 128, 32, "generic"
-    triple = _triple(platform.machine() if is_x86 or name == "generic" else "x86_64")
-    caches = {**_DEFAULT_CACHES, **_cache_sizes()}
-    return Target(name, bits, registers, triple=triple, cpu=cpu, features="", **caches)
+    found = _PRESETS[name]
+    if name == "generic" and not _is_x86():
+        found = replace(_PRESETS["neon"], architecture=platform.machine(), features="")
+    return Target(
+        name,
+        found.vector_bits,
+        found.vector_registers,
+        triple=_triple(found.architecture),
+        cpu=found.cpu,
+        features=found.features,
+        l1_bytes=_DEFAULT_CACHES["l1_bytes"],
+        l2_bytes=found.l2_bytes,
+        l3_bytes=_DEFAULT_CACHES["l3_bytes"],
+        line_bytes=_DEFAULT_CACHES["line_bytes"],
+    )
 
 
 @cache
@@ -100,7 +165,17 @@ def host() -> Target:
     features = usable_features(binding.get_host_cpu_features(), _system_flags())
     base = preset(_widest_preset(features))
     enabled = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
-    return replace(base, triple=_triple(platform.machine()), cpu=binding.get_host_cpu_name(), features=enabled)
+    caches = {**_DEFAULT_CACHES, **_cache_sizes()}
+    return replace(
+        base,
+        l1_bytes=caches["l1_bytes"],
+        l2_bytes=caches["l2_bytes"],
+        l3_bytes=caches["l3_bytes"],
+        line_bytes=caches["line_bytes"],
+        triple=_triple(platform.machine()),
+        cpu=binding.get_host_cpu_name(),
+        features=enabled,
+    )
 
 
 def host_facts() -> tuple[str, ...]:
@@ -143,7 +218,9 @@ def _widest_preset(features: Mapping[str, bool]) -> str:
 
     if all_of("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "fma"):
         return "avx512"
-    return "avx2" if all_of("avx2", "fma", "f16c") else "generic"
+    if all_of("avx2", "fma", "f16c"):
+        return "avx2"
+    return "neon" if all_of("neon") and not _is_x86() else "generic"
 
 
 def usable_features(reported: Mapping[str, bool], system_flags: frozenset[str]) -> dict[str, bool]:

@@ -16,9 +16,10 @@ from benchmarks import child, publish, run
 from benchmarks.cases import QUICK, Case, all_cases, expected, inputs
 from benchmarks.peers import PEERS, numpy_peer, polyopt_peer
 from polyopt.runtime import rates
+from polyopt.target import Rates
 
 SMALL = {"m": 6, "n": 7, "k": 5, "b": 2, "c": 3, "o": 4, "h": 6, "r": 3, "i": 4, "j": 5, "s": 9, "d": 4}
-RATES = rates.Rates(100, 50, 100, 160, 200, 100, 40, 20, 18, 28, 27, 5.0, 2)
+RATES = Rates(100, 50, 100, 160, 200, 100, 40, 20, 18, 28, 27, 5.0, 2)
 
 
 def small(case: Case) -> Case:

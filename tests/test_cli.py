@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from polyopt import cli
+from polyopt import cli, compilation
+from polyopt.target import Rates
 from polyopt.text import FORMATS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,6 +144,27 @@ def test_the_doctor_tells_versions_processor_and_tools(capsys: pytest.CaptureFix
     text = output(capsys, "doctor")
     for word in ("Python", "islpy", "vectors", "caches", "threads", "C compiler", "CUDA", "cache folder"):
         assert word in text
+
+
+def test_calibration_is_kept_for_this_machine_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = Rates(100, 50, 101, 160, 200, 110, 40, 20, 18, 28, 27, 5.5, 2)
+    monkeypatch.setenv("POLYOPT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("polyopt.runtime.rates.measure", lambda: rates)
+    compilation.host.cache_clear()
+    try:
+        assert "not measured" in output(capsys, "doctor") and compilation.host().rates is None
+        assert "100 G a second in f32" in output(capsys, "doctor", "--calibrate")
+        compilation.host.cache_clear()
+        assert compilation.host().rates == rates
+        kept = tmp_path / compilation.CALIBRATION
+        for damage in (kept.read_text().replace("100", "-1"), '{"machine": "another"}', "[]", "{"):
+            kept.write_text(damage)
+            compilation.host.cache_clear()
+            assert compilation.host().rates is None
+    finally:
+        compilation.host.cache_clear()
 
 
 def test_the_demo_checks_and_says_what_came_from_the_cache(

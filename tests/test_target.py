@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 from pathlib import Path
 
 import pytest
 
 from polyopt import target
 from polyopt.errors import ArgumentError
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
 def test_the_host_is_described() -> None:
@@ -18,13 +22,36 @@ def test_the_host_is_described() -> None:
     assert host is target.resolve("cpu")
 
 
-@pytest.mark.parametrize(("name", "lanes"), [("avx512", 16), ("avx2", 8), ("generic", 4)])
+@pytest.mark.parametrize(
+    ("name", "lanes"), [("avx512", 16), ("avx512_bf16", 16), ("avx2", 8), ("neon", 4), ("generic", 4)]
+)
 def test_presets_have_their_lanes(name: str, lanes: int) -> None:
     preset = target.resolve(name)
     assert preset.lanes(32) == lanes
     assert preset.lanes(64) == lanes // 2
     assert preset.lanes(4096) == 1
     assert not preset.has("amx-tile")
+
+
+def test_presets_do_not_depend_on_the_machine_that_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [target.preset.__wrapped__(name) for name in target.PRESETS]
+    monkeypatch.setattr(target, "_CPU_INFO", tmp_path / "none")
+    monkeypatch.setattr(target, "_CPU0", tmp_path / "none")
+    assert [target.preset.__wrapped__(name) for name in target.PRESETS] == known
+    assert all(found.rates is None for found in known)
+
+
+def test_what_a_preset_can_do_beyond_its_width() -> None:
+    assert target.preset("avx512_bf16").has("avx512bf16") and target.preset("avx512_bf16").has("avx512vnni")
+    assert not target.preset("avx512").has("avx512vnni")
+
+
+@pytest.mark.parametrize("example", ["linear", "softmax", "causal_attention"])
+def test_assembly_for_arm_is_emitted_on_any_machine(example: str) -> None:
+    operator, inputs, _ = runpy.run_path(str(EXAMPLES / f"{example}.py"))["demo_case"]()
+    assembly = operator.lower(*inputs, target="neon").source("asm")
+    assert re.search(r"fmla\s+v\d+\.4s", assembly), "vectors of four lanes"
+    assert not re.search(r"[xyz]mm\d", assembly)
 
 
 def test_an_unknown_target_is_refused() -> None:

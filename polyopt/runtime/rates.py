@@ -9,14 +9,14 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from polyopt.runtime import jit
 from polyopt.runtime.pool import POOLS, is_supported
-from polyopt.target import Target, host
+from polyopt.target import Rates, Target, host
 
 REPEATS = 7
 RUN_S = 2e-3
@@ -24,45 +24,6 @@ LARGEST_BYTES = 256 << 20
 _ALIGNMENT = 4096
 _LEAST = 1e-3
 """No rate is below this, whatever a loaded machine makes of the clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What one core does, unless it says otherwise.
-
-    fma_f32, fma_f64, fma_bf16, fma_i8: 1e9 operations a second of multiply-adds (two each)
-    l1, l2, l3, dram: 1e9 bytes a second, read in order from data that just fit there
-    copy:             1e9 bytes a second, read and written, of arrays beyond the caches
-    dram_all, copy_all: the same with every usable core at work at once
-    dispatch_us:      microseconds to run an empty parallel region on the thread pool
-    cores:            how many cores were at work for `..._all`
-    """
-
-    fma_f32: float
-    fma_f64: float
-    fma_bf16: float
-    fma_i8: float
-    l1: float
-    l2: float
-    l3: float
-    dram: float
-    copy: float
-    dram_all: float
-    copy_all: float
-    dispatch_us: float
-    cores: int
-
-    def as_json(self) -> dict[str, float]:
-        return asdict(self)
-
-
-def from_json(data: Mapping[str, object]) -> Rates:
-    """The rates that `as_json` wrote. Raises `ValueError` or `TypeError` for anything else."""
-    numbers = {name: float(str(value)) for name, value in data.items()}
-    rates = Rates(**{**numbers, "cores": int(numbers.get("cores", 1))})  # type: ignore[arg-type]  # cores is the int
-    if not all(value > 0 for value in numbers.values()):
-        raise ValueError("a rate is not positive")
-    return rates
 
 
 def measure(target: Target | None = None, *, largest_bytes: int = LARGEST_BYTES, repeats: int = REPEATS) -> Rates:
