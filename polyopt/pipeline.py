@@ -21,7 +21,7 @@ from polyopt.codegen_c import emit, mapping
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
-from polyopt.fusion import attach, pack, rewrite
+from polyopt.fusion import attach, rewrite
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
 from polyopt.loops import lower as loops_lower
@@ -41,6 +41,7 @@ from polyopt.runtime.kernel import ArrayInfo, ConditionInfo, KernelInfo, SiteInf
 from polyopt.target import Target
 from polyopt.tiling import apply as tiling_apply
 from polyopt.tiling import decide as tiling_decide
+from polyopt.tiling import pack
 from polyopt.tiling.plan import TilingPlan
 
 if TYPE_CHECKING:
@@ -141,8 +142,9 @@ class Lowering:
         attached = attach.apply(scop, windows)
         if windows.attachments:  # its tiles fit the cache, and have changed the dependences
             return Copies(windows, pack.PackPlan(), attached)
-        panels = pack.decide(scop, dependences, cache_bytes=l2_bytes)
-        return Copies(windows, panels, pack.apply(attached, dependences, panels))
+        panels = pack.decide(scop, dependences, self.options.target)
+        packed = pack.apply(scop, dependences, panels)
+        return Copies(windows, panels, attach.Attached(packed.scop, packed.rows))
 
     @property
     def scop(self) -> Scop:
@@ -205,7 +207,7 @@ class Lowering:
 
     def _decide(self, *, simple: bool) -> Decided:
         fused = trees.numbered(self.fusion.tree)
-        tiling = TilingPlan(()) if simple else tiling_decide.decide(self.scop, fused, self.options.target)
+        tiling = TilingPlan(()) if simple else self._tiles(fused)
         tiled = tiling_apply.apply(fused, tiling)
         threads = mapping.CpuMapping((), ()) if simple else mapping.decide(self.scop, tiled, self.options.target)
         tree = mapping.apply(tiled, threads)
@@ -217,6 +219,9 @@ class Lowering:
         decided = Decided(tiling, threads, tree, schedule, places)
         self._prove(decided, self.dependences)
         return decided
+
+    def _tiles(self, fused: Tree) -> TilingPlan:
+        return tiling_decide.decide(self.scop, fused, self.options.target, self._copies.panels.tiles)
 
     def _prove(self, decided: Decided, dependences: Dependences) -> Proof:
         kinds = trees.kinds(decided.tree)

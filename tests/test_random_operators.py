@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyopt.fusion import attach, pack
+from polyopt.fusion import attach
 from polyopt.loops.interpret import interpret
 from polyopt.loops.verify import check_accesses, verify
 from polyopt.poly.replay import replay
 from polyopt.target import Target
+from polyopt.tiling import pack
 from tests import random_operators
 from tests.golden.test_golden import MACHINE
 from tests.poly import running
@@ -62,7 +63,8 @@ def assert_oracles_agree(seed: int) -> None:
 def tiny_machine(monkeypatch: pytest.MonkeyPatch) -> Target:
     """A machine on which small operators are large: tiles, panels and threads everywhere."""
     monkeypatch.setattr(attach, "COLUMNS", 4)
-    monkeypatch.setattr(pack, "COLUMNS", 4)
+    monkeypatch.setattr(pack, "BLOCK_COLUMNS", (8, 16))
+    monkeypatch.setattr(pack, "LEAST_BLOCKS", 2)
     monkeypatch.setattr(pack, "LEAST_REUSE", 2)
     return replace(MACHINE, l1_bytes=128, l2_bytes=256, parallel_instances=1)
 

@@ -30,14 +30,17 @@ TileRows = Mapping[str, tuple[tuple[str, Affine], ...]]
 def decide(scop: Scop, dependences: Dependences, tile_rows: TileRows | None = None) -> FusionPlan:
     """The tree of shared loops of a scop.
 
-    tile_rows: names and rows of tile loops that a statement's own loops come after (see `attach`)
+    tile_rows: names and rows of loops that come before a statement's other axes: over tiles (see `attach`), or over
+               axes that are to be scanned first
 
     Raises `DefinitionError` where an element depends on itself, `ScheduleError` where no order was found.
     """
     tiles = {name: dict(rows) for name, rows in (tile_rows or {}).items()}
     fuser = _Fuser(scop, DistanceTester.of(scop), Roles.of(scop), dependences, tiles)
     names = tuple(s.name for s in scop.statements)
-    remaining = {name: (*tiles.get(name, ()), *fuser.roles.by_statement[name].axes) for name in names}
+    remaining = {
+        name: tuple(dict.fromkeys((*tiles.get(name, ()), *fuser.roles.by_statement[name].axes))) for name in names
+    }
     tree = fuser.block(names, dependences.ordered, remaining, inside_parallel=False)
     return FusionPlan(tree, tuple(fuser.decisions))
 

@@ -1,12 +1,15 @@
-"""The numbers behind tiling: how well a loop suits lanes, and which register tile to take."""
+"""The numbers behind tiling: how well a loop suits lanes, and how much of a tile is used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from polyopt.dsl.affine import Affine, AxisRef, axes_of
+from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axes_of
 from polyopt.dsl.ir import DataIndex, Subscript
 from polyopt.poly.scop import Statement
+
+LEAST_PANEL = 8
+"""Columns of the narrowest panel that vectors lie in; a quotient by less is not constant within a vector."""
 
 CONTIGUOUS, INVARIANT, STRIDED = 2.0, 1.0, -6.0
 """Worth of one access in a vector loop: a vector load, a broadcast, a gather. A gather of 16 lanes costs about as
@@ -31,20 +34,26 @@ def lane_score(statement: Statement, axis: str) -> float:
 def _access_score(subscripts: Sequence[Subscript], axis: str) -> float:
     if not subscripts:
         return INVARIANT
-    if any(_depends(s, axis) for s in subscripts[:-1]):
+    if any(moves(s, axis) for s in subscripts[:-1]):
         return STRIDED
     last = subscripts[-1]
-    if not _depends(last, axis):
+    if not moves(last, axis):
         return INVARIANT
     if isinstance(last, DataIndex):
         return STRIDED
     return CONTIGUOUS if last.coefficient(AxisRef(axis)) == 1 else STRIDED
 
 
-def _depends(subscript: Subscript, axis: str) -> bool:
+def moves(subscript: Subscript, axis: str) -> bool:
+    """Whether a subscript differs between the lanes of a vector along the axis; a quotient, such as the number of a
+    panel, is the same in all of them."""
     if isinstance(subscript, DataIndex):
         return True  # a lane's index is its own
-    return axis in axes_of(subscript)
+    return any(
+        (isinstance(atom, AxisRef) and atom.name == axis)
+        or (isinstance(atom, FloorDiv) and atom.divisor < LEAST_PANEL and axis in axes_of(atom.numerator))
+        for atom, _ in subscript.terms
+    )
 
 
 def is_transposed(statement: Statement, along: str, across: str) -> bool:
@@ -54,26 +63,10 @@ def is_transposed(statement: Statement, along: str, across: str) -> bool:
         if not subscripts or not all(isinstance(s, Affine) for s in subscripts):
             continue
         last = subscripts[-1]
-        contiguous = isinstance(last, Affine) and last.coefficient(AxisRef(along)) == 1 and not _depends(last, across)
-        if contiguous and any(_depends(s, across) for s in subscripts[:-1]):
+        contiguous = isinstance(last, Affine) and last.coefficient(AxisRef(along)) == 1 and not moves(last, across)
+        if contiguous and any(moves(s, across) for s in subscripts[:-1]):
             return True
     return False
-
-
-def register_tiles(registers: int, lanes: int, rows: int, columns: int) -> Iterator[tuple[float, int, int]]:
-    """(merit, rows, vectors) of every register tile that fits.
-
-    merit: multiply-adds per load, times the share of the iteration space that full tiles cover. Accumulators,
-    one row of operand vectors and one broadcast must fit the register file. Source: [BLIS15], section 3.
-    """
-    for vectors in range(1, 5):
-        for height in range(1, 15):
-            if height * vectors + vectors + 1 > registers or height > max(rows, 1):
-                continue
-            if vectors > 1 and (vectors - 1) * lanes >= columns:
-                continue
-            full = covered(rows, height) * covered(columns, vectors * lanes)
-            yield height * vectors / (height + vectors) * full, height, vectors
 
 
 def covered(extent: int, tile: int) -> float:

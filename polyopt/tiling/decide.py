@@ -7,30 +7,31 @@ reuse its operands; otherwise the loops inside the chain are planned on their ow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from polyopt.dsl.affine import Affine, axes_of
 from polyopt.dsl.ir import DataIndex
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import Target
-from polyopt.tiling.cost import axis_of, covered, is_transposed, lane_score, register_tiles
+from polyopt.tiling.contraction import RegisterTile, choose, lanes_of, rows_along
+from polyopt.tiling.cost import axis_of, covered, is_transposed, lane_score, moves
 from polyopt.tiling.extents import Extents
 from polyopt.tiling.plan import NestPlan, TilingPlan
 
 STRIP = 4096
 """Points of a vector loop that is cut so that its pieces can run in parallel."""
 
-OUTGROWN_PANEL = 0.5
-"""Share of its speed that a register tile keeps when its operand's panel leaves the second cache (measured on
-1000^3 and 128 x 768 x 3072 products in f32)."""
 
+def decide(scop: Scop, tree: Tree, target: Target, tiles: Mapping[str, RegisterTile] | None = None) -> TilingPlan:
+    """A plan for every nest of the tree; the tree's loops have unique names.
 
-def decide(scop: Scop, tree: Tree, target: Target) -> TilingPlan:
-    """A plan for every nest of the tree; the tree's loops have unique names."""
-    planner = _Planner(scop, Roles.of(scop), Extents(scop), target)
+    tiles: the register tiles that operands are packed for, by contraction
+    """
+    planner = _Planner(scop, Roles.of(scop), Extents(scop), target, tiles or {})
     return TilingPlan(tuple(planner.plans(tree)))
 
 
@@ -40,6 +41,7 @@ class _Planner:
     roles: Roles
     extents: Extents
     target: Target
+    tiles: Mapping[str, RegisterTile]
 
     def plans(self, tree: Tree) -> Iterator[NestPlan]:
         match tree:
@@ -113,16 +115,7 @@ class _Planner:
 
     def lanes(self, names: Sequence[str]) -> int:
         """Lanes of the widest element that the statements touch."""
-        bits = max(
-            self.roles.arrays[array].dtype.bits
-            for name in names
-            for array in self.arrays_of(self.roles.statements[name])
-        )
-        return self.target.lanes(bits)
-
-    @staticmethod
-    def arrays_of(statement: Statement) -> tuple[str, ...]:
-        return (statement.array, *(access.read.tensor for access in statement.reads))
+        return min(lanes_of(self.roles.statements[name], self.roles, self.target) for name in names)
 
     def extent(self, loop: Loop, names: Sequence[str]) -> int:
         return max(self.extents.row(name, loop.row(name)) for name in names if name in loop.statements)
@@ -130,51 +123,51 @@ class _Planner:
     def over_reduction(self, chain: Sequence[Loop], vector: Loop, heavy: Sequence[str]) -> NestPlan:
         """Lanes along a free axis around a reduction: a register tile, two-dimensional where operands are reused.
 
-        The tile loop over the lanes' axis is the outer one, so that the panel of the operand that the lanes read,
-        as deep as the reduction, stays in the second cache while the rows pass by. Source: [GotoBLAS08], section 4.
+        Columns pass by a few rows while all that the columns read fits the second cache, a block of packed panels
+        above all; otherwise rows pass by one panel of columns. Source: [GotoBLAS08], section 4.
         """
         names = tuple(loop.name for loop in chain)
-        rows = self.reused_rows(chain, vector, heavy)
-        height = self.extent(rows, heavy) if rows else 1
-        row_points, columns, panel = self.register_tile(heavy, height, self.extent(vector, heavy))
-        if row_points == 1:
-            rows = None
-        moved = [vector.name, *([rows.name] if rows is not None else [])]
+        update = self.contracting(heavy)
+        axes = {axis: loop for loop in chain if (axis := axis_of(loop.row(update.name))) is not None}
+        tile = self.tiles.get(update.name)
+        if tile is None or tile.lanes not in axes or tile.rows not in axes:
+            tile = self.register_tile(update, axes, vector)
+        vector, rows = axes[tile.lanes], axes[tile.rows] if tile.rows and tile.height > 1 else None
+        first = self.rows_first(update, tile)
+        along = [rows.name] if rows else []
+        moved = [*along, vector.name] if first else [vector.name, *along]
         order = (*(name for name in names if name not in moved), *moved)
-        tiles = (*(((rows.name, row_points),) if rows is not None else ()), (vector.name, columns))
-        shape = f"{row_points} x {columns}" if rows is not None else f"{columns}"
-        reason = f"{shape} accumulators stay in registers over the reduction"
-        return NestPlan(names, order, tiles, rows.name if rows else None, vector.name, reason, panel)
+        sizes = (*(((rows.name, tile.height),) if rows else ()), (vector.name, tile.columns))
+        shape = f"{tile.height} x {tile.columns}" if rows else f"{tile.columns}"
+        reason = f"{shape} accumulators stay in registers over the reduction, {tile.loads:.2f} loads per multiply-add"
+        if rows:
+            reason += f"; {f'columns of {tile.lanes}' if first else f'rows of {tile.rows}'} pass by first"
+        return NestPlan(names, order, sizes, rows.name if rows else None, vector.name, reason)
 
-    def register_tile(self, heavy: Sequence[str], height: int, width: int) -> tuple[int, int, int]:
-        """Rows and columns of the best register tile, and the bytes of the operand panel that it goes with."""
-        lanes = self.lanes(heavy)
-        depth = max(self.reduction_points(name) for name in heavy)
-        item_bytes = self.target.vector_bits // 8 // lanes
-        best = (0.0, 1, lanes, 0)
-        for merit, rows, vectors in register_tiles(self.target.vector_registers, lanes, height, width):
-            panel = depth * vectors * lanes * item_bytes
-            fits = 1.0 if 2 * panel <= self.target.l2_bytes else OUTGROWN_PANEL
-            best = max(best, (merit * fits, rows, vectors * lanes, panel))
-        return best[1:]
+    def contracting(self, heavy: Sequence[str]) -> Statement:
+        """The statement that the register tile is for."""
+        name = next((n for n in heavy if self.roles.by_statement[n].contraction), heavy[0])
+        return self.roles.statements[name]
 
-    def reduction_points(self, name: str) -> int:
-        points = 1
-        for axis in self.roles.by_statement[name].reduced:
-            points *= self.extents.axis(name, axis)
-        return points
+    def register_tile(self, update: Statement, axes: Mapping[str, Loop], vector: Loop) -> RegisterTile:
+        lanes = axis_of(vector.row(update.name))
+        assert lanes is not None, "lanes run along an axis"
+        is_contraction = self.roles.by_statement[update.name].contraction
+        rows = rows_along(update, self.roles, tuple(axes), lanes) if is_contraction else ()
+        return choose(update, self.roles, self.extents, self.target, lanes=lanes, rows=rows)
 
-    def reused_rows(self, chain: Sequence[Loop], vector: Loop, heavy: Sequence[str]) -> Loop | None:
-        """The innermost other loop along which some operand of a contraction is reused."""
-        for loop in reversed(chain):
-            if loop is vector:
-                continue
-            for name in heavy:
-                shape = self.roles.by_statement[name]
-                axis = axis_of(loop.row(name))
-                if shape.contraction and any(axis in reuse for reuse in shape.reuse):
-                    return loop
-        return None
+    def rows_first(self, update: Statement, tile: RegisterTile) -> bool:
+        """Whether all columns pass by a few rows before the next rows come."""
+        if update.name in self.tiles:
+            return True
+        read_bytes = 0
+        for access in update.reads:
+            if any(moves(subscript, tile.lanes) for subscript in access.read.subscripts):
+                points = 1
+                for name in {n for s in access.read.subscripts if isinstance(s, Affine) for n in axes_of(s)}:
+                    points *= self.extents.axis(update.name, name)
+                read_bytes += points * self.roles.arrays[access.read.tensor].dtype.itemsize
+        return 2 * read_bytes <= self.target.l2_bytes
 
     def pointwise(self, chain: Sequence[Loop], vector: Loop, heavy: Sequence[str]) -> NestPlan:
         """Lanes along a loop with nothing inside; a lone long loop is cut so that its pieces can run in parallel."""

