@@ -21,6 +21,7 @@ from polyopt.errors import LegalityError
 from polyopt.loops import verify
 from polyopt.loops.instances import deciding_buffers, enumerate_instances, uses_data_subscripts
 from polyopt.loops.interpret import interpret
+from polyopt.loops.places import check_places
 from polyopt.poly.dependence import Dependence
 from polyopt.poly.scop import Scop, Statement
 from polyopt.reference.compare import difference
@@ -63,9 +64,10 @@ def most_instances(lowering: Lowering, sizes: Mapping[str, int]) -> int:
 def check(lowering: Lowering, sizes: Mapping[str, int], arrays: Mapping[str, Array]) -> None:
     """Walk the loops for these sizes and inputs. Raises `LegalityError` for the first fault.
 
-    Every access is in bounds and reads what was written, no two iterations of a parallel or vector loop race, every
-    domain is executed exactly once, every dependence is respected. The last two are left out where subscripts are data;
-    where the kernel itself computes them, the loops are interpreted, which checks accesses alone.
+    Every access is in bounds, touches the element that the equation names and reads what was written, no two iterations
+    of a parallel or vector loop race, every domain is executed exactly once, every dependence is respected. The last
+    two are left out where subscripts are data; where the kernel itself computes them, the loops are interpreted, which
+    checks accesses alone.
     """
     loops = lowering.loops
     verify.verify(loops)
@@ -75,8 +77,9 @@ def check(lowering: Lowering, sizes: Mapping[str, int], arrays: Mapping[str, Arr
         _interpret(lowering, known, inputs)
         return
     verify.check_accesses(loops, known, inputs)
+    instances = list(enumerate_instances(loops, known, inputs))
+    check_places(instances, lowering.scop, lowering.tree, lowering.storage, known)
     if not uses_data_subscripts(loops):
-        instances = list(enumerate_instances(loops, known, inputs))
         verify.check_instances(instances, {s.name: points(s, known) for s in lowering.scop.statements})
         for dependence in lowering.dependences.ordered:
             verify.check_order(instances, pairs(dependence, lowering.scop, known))

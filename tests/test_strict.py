@@ -33,6 +33,8 @@ class Faulty:
     scop: Any
     dependences: Any
     program: Any
+    tree: Any
+    storage: Any
 
 
 def parts(loops: LoopProgram) -> tuple[Any, For]:
@@ -66,7 +68,8 @@ def test_a_planted_fault_is_found(fault: str) -> None:
     lowering = running_sum.lower(N=6)
     inputs = {"x": np.arange(6.0)}
     strict.check(lowering, {"N": 6}, inputs)
-    faulty: Any = Faulty(FAULTS[fault](lowering.loops), lowering.scop, lowering.dependences, lowering.program)
+    loops = FAULTS[fault](lowering.loops)
+    faulty: Any = Faulty(loops, lowering.scop, lowering.dependences, lowering.program, lowering.tree, lowering.storage)
     with pytest.raises(po.LegalityError):
         strict.check(faulty, {"N": 6}, inputs)
 

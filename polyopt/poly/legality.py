@@ -14,7 +14,7 @@ code that chose them. Claims:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import islpy as isl
 
@@ -93,6 +93,7 @@ def prove(
 class _Prover:
     scop: Scop
     order: Order
+    _boxes: dict[str, isl.Set] = field(default_factory=dict)
 
     def check_dates(self, statement: Statement) -> None:
         """No two instances of a statement have the same date: the loops around it tell them apart."""
@@ -160,8 +161,8 @@ class _Prover:
 
     def check_buffer(self, buffer: Storage, dependences: Dependences) -> None:
         own = [d for d in dependences.ordered if d.array == buffer.array]
+        self.check_scope(buffer)
         if buffer.scope:
-            self.check_scope(buffer)
             self.check_private(buffer, [*own, *(d for d in dependences.reductions if d.array == buffer.array)])
         if buffer.scope or not self.is_whole(buffer):
             self.check_box(buffer)
@@ -188,13 +189,21 @@ class _Prover:
                     why=f"'{statement.name}' runs in ({', '.join(names)}), the buffer in ({', '.join(buffer.scope)})",
                     facts=facts,
                 )
-            lanes = [step.loop for step in around[: names.index(buffer.scope[-1]) + 1] if step.kind == "vector"]
+            inner = names.index(buffer.scope[-1]) + 1 if buffer.scope else 0
+            lanes = [step.loop for step in around[:inner] if step.kind == "vector"]
             if lanes:
                 raise LegalityError(
                     f"'{buffer.array}' is private to one lane",
                     why=f"all lanes of loop '{lanes[0]}' would share its buffer",
                     facts=facts,
                 )
+        strange = sorted({name for offset in buffer.offset for name in axes_of(offset)} - set(buffer.scope))
+        if strange:
+            raise LegalityError(
+                f"the first element held of '{buffer.array}' depends on a loop that it is not private to",
+                why=f"loop '{strange[0]}', and the buffer is private to ({', '.join(buffer.scope)})",
+                facts={"array": buffer.array, "loop": strange[0]},
+            )
 
     def check_private(self, buffer: Storage, own: list[Dependence]) -> None:
         """Every value of a private buffer is used in the iteration that made it."""
@@ -297,6 +306,11 @@ class _Prover:
 
     def box(self, array: str) -> isl.Set:
         """All elements of an array."""
+        if array not in self._boxes:
+            self._boxes[array] = self._box(array)
+        return self._boxes[array]
+
+    def _box(self, array: str) -> isl.Set:
         shape = self.scop.array(array).shape
         names = tuple(f"d{d}" for d in range(len(shape)))
         axes = [Axis(name, (Affine(0),), (extent,)) for name, extent in zip(names, shape, strict=True)]
