@@ -34,6 +34,8 @@ class Settings:
     verify:      POLYOPT_VERIFY, 2 checks each kernel against an enumeration at the call's sizes too; every schedule is
                  proved in any case
     fast_call:   POLYOPT_FAST_CALL, call kernels through generated code where its self-test passes
+    kept_bytes:  POLYOPT_KEPT_BYTES, memory of large results that is kept for the next ones; None: a sixteenth of the
+                 memory, at most 1 GiB; 0 keeps none
     """
 
     target: str | None = None
@@ -43,6 +45,7 @@ class Settings:
     log: tuple[str, ...] = ()
     verify: int = PROOF_LEVEL
     fast_call: bool = True
+    kept_bytes: int | None = None
 
 
 _NO_OVERRIDES: Mapping[str, object] = MappingProxyType({})
@@ -77,6 +80,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         log=tuple(name.strip() for name in environment.get("POLYOPT_LOG", "").split(",") if name.strip()),
         verify=_or(_integer(environment, "POLYOPT_VERIFY"), PROOF_LEVEL),
         fast_call=_integer(environment, "POLYOPT_FAST_CALL") != 0,
+        kept_bytes=_integer(environment, "POLYOPT_KEPT_BYTES"),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from polyopt.errors import ArgumentError, ShapeError
-from polyopt.runtime import arrays, extent
+from polyopt.runtime import arrays, extent, memory
 from polyopt.runtime.arrays import Array
 from polyopt.runtime.fastcall import Entry
 from polyopt.runtime.kernel import ArrayInfo, Kernel, KernelInfo
@@ -47,7 +47,7 @@ class Call:
 
     def new_results(self) -> list[Array]:
         """Fresh C-contiguous arrays for the results. Raises `MemoryError`."""
-        return [np.empty(shape, dtype) for shape, dtype in self._new]
+        return [memory.empty(shape, dtype) for shape, dtype in self._new]
 
     def run(self, inputs: Sequence[Array], results: Sequence[Array]) -> None:
         """Compute `results` from `inputs`, whose dtypes, shapes and strides are those the call was made for.
@@ -64,7 +64,7 @@ class Call:
         for pointer in pointers:
             if pointer & self._mask:
                 return None
-        results = [np.empty(shape, dtype) for shape, dtype in self._new]
+        results = [memory.empty(shape, dtype) for shape, dtype in self._new]
         pointers += [address_of(result) for result in results]
         self._bound(pointers)
         return results

@@ -18,7 +18,7 @@ from polyopt import dtypes
 from polyopt.codegen_c.abi import ALIGNMENT, ERROR_RECORD_WORDS, FIRST_ARGUMENT
 from polyopt.dtypes import DType
 from polyopt.errors import BoundsError, Span
-from polyopt.runtime import extent, jit
+from polyopt.runtime import extent, jit, memory
 from polyopt.runtime.extent import Extent
 from polyopt.runtime.pool import POOLS, SERIAL
 
@@ -210,6 +210,9 @@ _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _RECORD = ctypes.c_int64 * ERROR_RECORD_WORDS
 
 
+_BYTE = np.dtype(np.uint8)
+
+
 class _Workspace(threading.local):
     """The calling thread's scratch memory, kept from call to call."""
 
@@ -223,7 +226,7 @@ class _Workspace(threading.local):
             return self.address
         self.memory = None
         self.size = 0
-        self.memory = np.empty(size + ALIGNMENT, np.uint8)
+        self.memory = memory.empty((size + ALIGNMENT,), _BYTE)
         self.address = -(-self.memory.ctypes.data // ALIGNMENT) * ALIGNMENT
         self.size = size
         return self.address

@@ -1,0 +1,181 @@
+"""Memory for results: aligned, reused, bounded.
+
+A large array from the C library is memory that the system has just mapped, and touching it costs more than most kernels
+do. Here the memory of a large array comes back when the array and every view of it are gone, and serves the next one.
+What is kept for that is bounded (`settings.kept_bytes`, by default a part of the machine's memory); small arrays come
+from NumPy.
+
+An array made here has a base: the lease, which holds the memory and gives it back when it is finalised. That may happen
+anywhere, also inside this module, so giving back takes no lock: it queues.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import threading
+from collections import deque
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyopt import settings
+
+Array = np.ndarray[Any, Any]
+
+SMALLEST_BYTES = 4 << 20
+"""Arrays below this come from NumPy: the C library keeps memory of that size at hand, and asking here takes some
+microseconds."""
+ALIGNMENT = 4096
+_BYTE = np.dtype(np.uint8)
+_STEPS = 8
+"""Sizes of blocks between a power of two and the next: at most an eighth of a block is wasted."""
+_MOST_KEPT_BYTES = 1 << 30
+_SHARE_KEPT = 16
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+class _Lease(np.ndarray[Any, Any]):
+    """A block while arrays use it: their base. Its own base is the mapping, which is no array: NumPy would skip a base
+    that stands for another array.
+    """
+
+    home: Blocks | None = None
+
+    def __del__(self) -> None:
+        block: Any = self.base
+        if self.home is not None:
+            self.home.give_back(block)
+
+
+class Blocks:
+    """Blocks of memory that are free to be used again, by size.
+
+    limit: bytes of free blocks that are kept
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._returned: deque[mmap.mmap] = deque()
+        self._free: dict[int, list[mmap.mmap]] = {}
+        self._kept_bytes = 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the blocks that wait for their next use."""
+        with self._lock:
+            self._settle()
+            return self._kept_bytes
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A C-contiguous array, not initialised, large ones at the start of a page. Raises `MemoryError`."""
+        size = math.prod(shape) * dtype.itemsize
+        if size < SMALLEST_BYTES or not self.limit:
+            return np.empty(shape, dtype)
+        block = self._take(_block_bytes(size))
+        lease = _Lease(len(block), _BYTE, block)
+        lease.home = self
+        return np.ndarray(shape, dtype, lease)
+
+    def give_back(self, block: mmap.mmap) -> None:
+        """Let a block be used again. Called by finalisers, whatever the thread at hand is doing."""
+        self._returned.append(block)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def release(self) -> None:
+        """Return all free blocks to the system."""
+        with self._lock:
+            self._returned.clear()
+            self._free.clear()
+            self._kept_bytes = 0
+
+    def after_fork(self) -> None:
+        """In a forked child: a lock that nobody holds. Blocks are the child's own copies."""
+        self._lock = threading.Lock()
+
+    def _take(self, size: int) -> mmap.mmap:
+        with self._lock:
+            self._settle()
+            known = self._free.get(size)
+            if known:
+                self._kept_bytes -= size
+                return known.pop()
+        try:
+            return _new_block(size)
+        except MemoryError:
+            self.release()
+            return _new_block(size)
+
+    def _settle(self) -> None:
+        """File what came back, and drop the largest blocks above the limit. Holds the lock."""
+        while self._returned:
+            block = self._returned.popleft()
+            if len(block) > self.limit:
+                continue
+            self._free.setdefault(len(block), []).append(block)
+            self._kept_bytes += len(block)
+        while self._kept_bytes > self.limit:
+            size = max(size for size, blocks in self._free.items() if blocks)
+            self._free[size].pop(0)
+            self._kept_bytes -= size
+
+
+def _block_bytes(size: int) -> int:
+    """The size of the block for `size` bytes: the next of eight steps between powers of two."""
+    step = max(ALIGNMENT, 1 << max(0, (size - 1).bit_length() - 1 - int(math.log2(_STEPS))))
+    return -(-size // step) * step
+
+
+def _new_block(size: int) -> mmap.mmap:
+    """Memory of its own, on a page, private to this process and its future children. Raises `MemoryError`."""
+    try:
+        if not hasattr(mmap, "MAP_PRIVATE"):
+            return mmap.mmap(-1, size)
+        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError):
+        raise MemoryError(f"{size} bytes for a result") from None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            block.madvise(mmap.MADV_HUGEPAGE)
+    return block
+
+
+@cache
+def blocks() -> Blocks:
+    """The blocks of this process."""
+    wanted = settings.current().kept_bytes
+    found = Blocks(_default_limit() if wanted is None else wanted)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=found.after_fork)
+    return found
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """As `Blocks.empty`, from the blocks of this process."""
+    return blocks().empty(shape, dtype)
+
+
+def _default_limit() -> int:
+    """A sixteenth of the memory that this process may use, at most 1 GiB."""
+    return min(_MOST_KEPT_BYTES, _usable_bytes() // _SHARE_KEPT)
+
+
+def _usable_bytes() -> int:
+    found = [_MOST_KEPT_BYTES * _SHARE_KEPT]
+    with suppress(AttributeError, OSError, ValueError):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for path in _CGROUP_LIMITS:
+        try:
+            found.append(int(path.read_text()))
+        except (OSError, ValueError):
+            continue
+    return min(value for value in found if value > 0)
