@@ -23,11 +23,12 @@ from polyopt.dsl.signature import Parameter, Signature, read_signature
 from polyopt.dsl.text import program_text
 from polyopt.dsl.trace import Traced
 from polyopt.errors import ArgumentError, BoundsError, DefinitionError, PolyoptError, ShapeError
-from polyopt.runtime import arguments, arrays, fastcall, pool
+from polyopt.quick import QuickWays
+from polyopt.runtime import arguments, arrays, pool
+from polyopt.runtime import outs as result_arrays
 from polyopt.runtime.arguments import Arguments
 from polyopt.runtime.arrays import Array, Layout
 from polyopt.runtime.calls import Call, run_into
-from polyopt.runtime.fastcall import Entries, Quick
 from polyopt.runtime.glance import Glance
 from polyopt.runtime.kernel import Kernel
 from polyopt.target import Target
@@ -68,9 +69,7 @@ class Op:
         self._choices = compilation.check_choices(choices)
         self._names = tuple(parameter.name for parameter in self.signature.parameters)
         self._glance = Glance(self.signature)
-        self._quick: Quick | None = None
-        self._entries: Entries | None = None
-        self._quickened: set[Hashable] = set()
+        self._ways = QuickWays(self.signature)
         self._hot: dict[Hashable, Variant] = {}
         self._variants: dict[Hashable, _Prepared] = {}
         self._traces: dict[Hashable, Traced] = {}
@@ -87,11 +86,21 @@ class Op:
         """
         if settings.has_overrides() or tracing.is_tracing():
             return self._call_carefully(args, kwargs)
-        quick = self._quick
-        if quick is not None and not kwargs:
-            result = quick(*args)
-            if result is not None:
-                return result
+        ways = self._ways
+        if not kwargs:
+            if ways.plain is not None:
+                result = ways.plain(*args)
+                if result is not None:
+                    return result
+            if ways.torch is not None and (views := arrays.torch_views(args)) is not None:
+                result = ways.torch(*views)
+                if result is not None:
+                    return result
+        elif ways.into is not None and len(kwargs) == 1 and "out" in kwargs:
+            out = kwargs["out"]
+            outs = out if type(out) is tuple else (out,)
+            if ways.into(*args, *outs) is not None:
+                return out
         return self._call_like_before(args, kwargs)
 
     def _call_like_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -103,12 +112,16 @@ class Op:
         if seen is None or variant is None:
             return self._call_carefully(args, kwargs)
         if out is not None:
-            return out if variant.call.into(seen[1], out) else self._call_carefully(args, kwargs)
+            if not variant.call.into(seen[1], out):
+                return self._call_carefully(args, kwargs)
+            if not named:
+                self._ways.learn_into(seen[0], variant.call, args, out)
+            return out
         results = variant.call(seen[1])
         if results is None:
             return self._call_carefully(args, kwargs)
-        if not kwargs and seen[0] not in self._quickened:
-            self._quicken(seen[0], variant, args)
+        if not kwargs:
+            self._ways.learn(seen[0], variant.call, variant.structure, args)
         return results[0] if variant.structure.make is None else variant.structure.rebuild(results)
 
     def _call_carefully(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -119,20 +132,27 @@ class Op:
         out = named.pop("out", None) if "out" not in self._names else None
         given = self._bind(args, named)
         if out is not None:
-            return self._call_into(given, out)
+            return self._call_into(given, out, args if not named else ())
         variant = self._variant(given, {})
         self._remember(args, named, variant)
         results = variant.call.new_results()
         variant.call.run(tuple(given.arrays.values()), results)
-        return variant.structure.rebuild([given.wrap(result) for result in results] if given.wrap else results)
+        if given.wrap is None:
+            return variant.structure.rebuild(results)
+        if given.wrap is arrays.as_torch and not named:
+            self._ways.learn_torch(given.key(), variant.call, variant.structure, args)
+        return variant.structure.rebuild(list(map(given.wrap, results)))
 
-    def _call_into(self, given: Arguments, out: Any) -> Any:
+    def _call_into(self, given: Arguments, out: Any, args: tuple[Any, ...]) -> Any:
         traced = self._traced(given)
-        values = _as_outs(out, traced.structure.rebuild(range(traced.structure.count)), "out")
-        outs = {name: _writable(values[n], name) for n, name in enumerate(traced.program.results)}
-        strided = {name: array for name, array in outs.items() if arrays.layout(array) is not None}
+        values = result_arrays.by_position(out, traced.structure.rebuild(range(traced.structure.count)), "out")
+        targets = {name: result_arrays.writable(values[n], name) for n, name in enumerate(traced.program.results)}
+        strided = {name: array for name, array in targets.items() if arrays.layout(array) is not None}
         variant = self._variant(given, strided)
-        run_into(variant.call, lambda: self._variant(given, {}).call, given.arrays, tuple(outs.values()))
+        run_into(variant.call, lambda: self._variant(given, {}).call, given.arrays, tuple(targets.values()))
+        seen = self._glance.look(args, {}) if args else None
+        if seen is not None:
+            self._ways.learn_into(seen[0], variant.call, args, out)
         return out
 
     def _remember(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], variant: Variant) -> None:
@@ -141,22 +161,6 @@ class Op:
         if seen is None or settings.has_overrides():
             return
         _put(self._hot, seen[0], variant)
-
-    def _quicken(self, key: Hashable, variant: Variant, args: tuple[Any, ...]) -> None:
-        """Let calls like this one, the second of their kind, enter the kernel through generated code."""
-        if len(self._quickened) >= KEPT_CALLS:
-            self._quickened.clear()
-        self._quickened.add(key)
-        if variant.structure.make is not None or any(type(value) is not np.ndarray for value in args):
-            return
-        entries = self._entries or compilation.quick_entries()
-        entry = variant.call.quick_entry(args) if entries is not None else None
-        if entries is None or entry is None:
-            return
-        with fastcall.LEARNING:
-            self._entries = self._entries or entries
-            self._entries.add(entry)
-            self._quick = self._entries.call
 
     # --- from arguments to a kernel -----------------------------------------------------------------------------
 
@@ -532,36 +536,6 @@ def _check_sizes(sizes: Mapping[str, Any], traced: Traced, signature: Signature)
 
 def _size_names(signature: Signature) -> set[str]:
     return {node.name for p in signature.parameters for dim in p.dims for node in walk(dim) if isinstance(node, Size)}
-
-
-def _as_outs(out: Any, positions: Any, place: str) -> dict[int, Any]:
-    """The arrays of `out` by position of the result. positions: the op's structure, holding these positions."""
-    if isinstance(positions, int):
-        return {positions: out}
-    if isinstance(positions, dict):
-        if not isinstance(out, Mapping) or set(out) != set(positions):
-            raise _wrong_structure(place, f"a dictionary with the keys {', '.join(map(repr, positions))}", out)
-        pairs = [(out[key], position, f"{place}[{key!r}]") for key, position in positions.items()]
-    else:
-        if not isinstance(out, tuple | list) or len(out) != len(positions):
-            raise _wrong_structure(place, f"a tuple of {len(positions)} arrays", out)
-        pairs = [(part, position, f"{place}[{n}]") for n, (part, position) in enumerate(zip(out, positions))]
-    return {n: value for part, position, name in pairs for n, value in _as_outs(part, position, name).items()}
-
-
-def _wrong_structure(place: str, wanted: str, found: Any) -> ArgumentError:
-    return ArgumentError(
-        f"{place} must be {wanted}, as the op returns",
-        why=f"it is a {type(found).__name__}",
-        fix="give arrays in the structure that a call without out= returns",
-        facts={"place": place, "type": type(found).__name__},
-    )
-
-
-def _writable(value: Any, name: str) -> Array:
-    array = arrays.accept_out(value, name)
-    arrays.check_writable(array, name)
-    return array
 
 
 def _remembered(table: dict[Hashable, Traced], key: Hashable, make: Callable[[], Traced]) -> Traced:

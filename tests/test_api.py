@@ -572,7 +572,7 @@ def test_a_call_like_an_earlier_one_looks_at_what_differs(is_quick: bool, monkey
         for bad in (np.ma.masked_array(X), X.astype("f8"), X.astype(">f4"), [[1.0]]):
             with pytest.raises(po.PolyoptError):
                 op(bad, W)
-    assert (op._quick is not None) == is_quick
+    assert (op._ways.plain is not None) == is_quick
 
 
 def test_scalars_and_constants_are_told_apart_in_later_calls() -> None:

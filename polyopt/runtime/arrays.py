@@ -187,14 +187,28 @@ def _accept_torch(tensor: Any, name: str) -> Given:
         )
     if tensor.dtype == torch.bfloat16:
         bits: Array = tensor.view(torch.int16).numpy()
-        return Given(bits.view(dtypes.bf16.numpy), _as_torch)
-    return Given(tensor.numpy(), _as_torch)
+        return Given(bits.view(dtypes.bf16.numpy), as_torch)
+    return Given(tensor.numpy(), as_torch)
 
 
-def _as_torch(array: Array) -> Any:
+def torch_views(values: tuple[Any, ...]) -> list[Any] | None:
+    """The values with plain torch tensors seen as NumPy arrays; None where torch refuses one, or there is none."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    kind = torch.Tensor
+    try:
+        views = [value.numpy() if type(value) is kind else value for value in values]
+    except (RuntimeError, TypeError):  # requires grad, sparse, a lazy view, on a device, bfloat16
+        return None
+    return views if any(type(value) is kind for value in values) else None
+
+
+def as_torch(array: Array) -> Any:
+    """The array as a tensor, in the same memory. NumPy's bfloat16, a kind of its own, goes as 16-bit integers."""
     import torch
 
-    if array.dtype.name == "bfloat16":
+    if array.dtype.kind == "V":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from polyopt.errors import ArgumentError, ShapeError
 from polyopt.runtime import arrays, extent, memory
 from polyopt.runtime.arrays import Array
-from polyopt.runtime.fastcall import Entry
+from polyopt.runtime.fastcall import Entry, Number, Results, Same
 from polyopt.runtime.kernel import ArrayInfo, Kernel, KernelInfo
+
+Example = Array | Number | Same
+"""What the quick way takes for an argument."""
 
 
 class Call:
@@ -86,20 +90,46 @@ class Call:
         self._bound(pointers)
         return True
 
-    def quick_entry(self, examples: Sequence[Array]) -> Entry | None:
-        """The call as the quick way takes it, for arguments like `examples`; None where it needs the careful way."""
-        bound = self._bound
-        if self.info.sites or len(self._new) != 1 or len(self._order) != len(examples):
-            return None
+    def quick_entry(
+        self, examples: Sequence[Example], make: Callable[[Any], Any] | None, outs: Sequence[Array] = ()
+    ) -> Entry:
+        """The call as the quick way takes it, for arguments like `examples`, compile-time values included.
+
+        make: puts several results together; outs: arrays like those to compute into, behind the arguments
+        """
+        bound, info = self._bound, self.info
+        numbers = [number for number, example in enumerate(examples) if not isinstance(example, Same)]
+        inputs = [numbers[position] for position in self._order]
+        if outs:
+            first = len(examples)
+            order = [*inputs, *range(first, first + len(outs))]
+            pairs = self._pairs_in_place(dict(zip(inputs, info.inputs)), examples, outs)
+            results = Results(written=len(outs), in_place=frozenset(pairs))
+        else:
+            order = [*inputs, *(-1 - number for number in range(len(self._new)))]
+            results = Results(tuple((memory.maker(*new), new) for new in self._new), make=make)
         return Entry(
             bound.kernel,
-            examples,
-            self._order,
-            self._new[0],
+            [*examples, *outs],
+            order,
+            results,
             bound.parameters,
             bound.workspace,
-            is_parallel=self.info.is_parallel,
+            is_parallel=info.is_parallel,
+            fail=bound.fail if info.sites else None,
         )
+
+    def _pairs_in_place(
+        self, inputs: Mapping[int, ArrayInfo], examples: Sequence[Example], outs: Sequence[Array]
+    ) -> Iterator[tuple[int, int]]:
+        """Pairs (written argument, argument) that may be the same memory."""
+        for position, ((result, _), out) in enumerate(zip(self.results, outs), start=len(examples)):
+            for number, info in inputs.items():
+                example = examples[number]
+                if isinstance(example, np.ndarray) and (result.name, info.name) in self.info.in_place:
+                    wanted = out.shape, out.strides, out.dtype
+                    if (example.shape, example.strides, example.dtype) == wanted:
+                        yield position, number
 
 
 def check_conditions(info: KernelInfo, sizes: Mapping[str, int]) -> None:

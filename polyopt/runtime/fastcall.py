@@ -20,7 +20,19 @@ import numpy as np
 from polyopt.errors import CompileError
 from polyopt.runtime import jit
 from polyopt.runtime.arrays import Array
-from polyopt.runtime.fastcall_ir import CALL, TRIAL
+from polyopt.runtime.fastcall_ir import (
+    ARRAY,
+    CALL,
+    FIRST_DESCRIPTION,
+    FLOAT_F32,
+    FLOAT_F64,
+    INT,
+    INT_F32,
+    INT_F64,
+    SAME,
+    TRIAL,
+    WRITTEN,
+)
 from polyopt.runtime.objects import LoadedCode
 from polyopt.runtime.pool import POOLS
 
@@ -41,44 +53,149 @@ class _MethodDefinition(ctypes.Structure):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An argument that is a number of Python. kind: its type; dtype: what the kernel reads."""
+
+    kind: type
+    dtype: np.dtype[Any]
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the quick way converts it exactly as NumPy does."""
+        return (self.kind is float and self.dtype.char in "fd") or (
+            self.kind is int and self.dtype.char in "fd?bBhHiIlLqQ"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """An argument that must be this very object: a compile-time value."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Where results go.
+
+    makers:   for each result that is made, a function and its arguments
+    written:  how many of the last arguments are results
+    in_place: pairs (written argument, other argument) that may be the same memory, by number
+    make:     puts the results together, given a tuple; None: the only one, or the tuple
+    """
+
+    makers: tuple[tuple[Callable[..., Any], tuple[Any, ...]], ...] = ()
+    written: int = 0
+    in_place: frozenset[tuple[int, int]] = frozenset()
+    make: Callable[[Any], Any] | None = None
+
+
 class Entry:
     """One kind of call, as the machine code reads it, and all that it points to.
 
     kernel:      its code is at `kernel.address`
-    examples:    arrays like the arguments
-    order:       for each kernel input the number of its argument
-    result:      shape and dtype
+    examples:    arguments like those of the calls
+    order:       for each array of the kernel the number of its argument, or -1 - the number of a made result
+    results:     where they go
     parameters:  the kernel's i64 parameters
     workspace:   bytes shared, and private to each slot
     is_parallel: whether the kernel uses the thread pool
+    fail:        raises the error that a run-time check found, given what it recorded; None without checks
     """
 
     def __init__(
         self,
         kernel: Addressed,
-        examples: Sequence[Array],
+        examples: Sequence[Array | Number | Same],
         order: Sequence[int],
-        result: tuple[tuple[int, ...], np.dtype[Any]],
+        results: Results,
         parameters: Sequence[int] = (),
         workspace: tuple[int, int] = (0, 0),
         *,
         is_parallel: bool = False,
+        fail: Callable[[int, int, int], Any] | None = None,
     ) -> None:
-        assert len(order) == len(examples), "every argument is a kernel input"
-        self._kept = (kernel, result, [example.dtype for example in examples])
-        self._tail = np.array([*order, id(result), *parameters], np.int64)
+        first_written = len(examples) - results.written
+        self._kept = (kernel, results, fail, [_kept_part(example) for example in examples])
+        written = range(first_written, len(examples))
+        self._tail = np.array(
+            [
+                *order,
+                *(id(part) for maker in results.makers for part in maker),
+                *parameters,
+                *(offset for example in examples for offset in _span(example)),
+                *(int((out, other) in results.in_place) for out in written for other in range(len(examples))),
+            ],
+            np.int64,
+        )
         head = [
             kernel.address,
             len(examples),
             len(parameters),
             POOLS.cell_address() if is_parallel else 0,
             *workspace,
-            id(np.empty),
-            id(self),
+            len(order),
+            0 if fail is None else id(fail),
             self._tail.ctypes.data,
             id(np.ndarray),
+            id(float),
+            id(int),
+            len(results.makers),
+            results.written,
+            0 if results.make is None else id(results.make),
         ]
-        self.words = np.array([*head, *(word for example in examples for word in _description(example))], np.int64)
+        assert len(head) == FIRST_DESCRIPTION, "as fastcall_ir reads it"
+        parts = [_description(example, number >= first_written) for number, example in enumerate(examples)]
+        self.words = np.array([*head, *(word for part in parts for word in part)], np.int64)
+
+
+def _kept_part(example: Array | Number | Same) -> object:
+    match example:
+        case Number():
+            return None
+        case Same(value):
+            return value
+        case _:
+            return example.dtype
+
+
+def _description(example: Array | Number | Same, is_written: bool) -> list[int]:
+    match example:
+        case Number(kind, dtype):
+            return _number_description(kind, dtype)
+        case Same(value):
+            return [SAME, id(value), 0]
+        case _:
+            dimensions = [word for pair in zip(example.shape, example.strides) for word in pair]
+            kind_word = WRITTEN if is_written else ARRAY
+            return [kind_word, id(example.dtype), example.ndim, example.itemsize - 1, *dimensions]
+
+
+def _number_description(kind: type, dtype: np.dtype[Any]) -> list[int]:
+    if kind is float:
+        return [FLOAT_F64 if dtype.char == "d" else FLOAT_F32, 0, 0]
+    if dtype.char in "fd":
+        most = 1 << np.finfo(dtype).nmant
+        return [INT_F64 if dtype.char == "d" else INT_F32, -most, most]
+    if dtype.char == "?":
+        return [INT, 0, 1]
+    limits = np.iinfo(dtype)
+    return [INT, int(limits.min), min(int(limits.max), np.iinfo(np.int64).max)]
+
+
+def _span(example: Array | Number | Same) -> tuple[int, int]:
+    """The bytes that an argument touches, from its pointer."""
+    match example:
+        case Number():
+            return 1, 0
+        case Same():
+            return 0, 0
+        case _:
+            if not example.size:
+                return 0, 0
+            ends = [stride * (extent - 1) for extent, stride in zip(example.shape, example.strides)]
+            return sum(end for end in ends if end < 0), sum(end for end in ends if end > 0) + example.itemsize
 
 
 class Addressed(Protocol):
@@ -86,11 +203,6 @@ class Addressed(Protocol):
 
     @property
     def address(self) -> int: ...
-
-
-def _description(example: Array) -> list[int]:
-    dimensions = [word for pair in zip(example.shape, example.strides) for word in pair]
-    return [id(example.dtype), example.ndim, example.itemsize - 1, *dimensions]
 
 
 class _Table(np.ndarray[Any, Any]):
@@ -175,10 +287,10 @@ def _works(code: LoadedCode) -> bool:
     """Whether examples that fit give the right result, and examples that differ in one thing give None."""
     x = np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2]
     y = np.ones(3, np.int32)
-    result = ((2, 2), np.dtype(np.int64))
-    entries = Entries(code)
-    entries.add(Entry(_Trial(code.addresses[TRIAL]), [y, x], [1, 0], result, [7]))
-    entries.add(Entry(_Trial(code.addresses[TRIAL]), [x, x], [0, 1], result, [100], (64, 64)))
+    made = Results(((np.empty, ((2, 2), np.dtype(np.int64))),))
+    entries, trial = Entries(code), _Trial(code.addresses[TRIAL])
+    entries.add(Entry(trial, [y, x], [1, 0, -1], made, [7]))
+    entries.add(Entry(trial, [x, x], [0, 1, -1], made, [100], (64, 64)))
     for value in range(3):
         x[0, 0] = value
         for found, expected in ((entries.call(x, x), value + 100), (entries.call(y, x), value + 7)):
@@ -196,4 +308,26 @@ def _works(code: LoadedCode) -> bool:
         x.view(np.matrix),
     ]
     misfits = [(), (x,), (x, x, x), *((other, x) for other in others), *((y, other) for other in others)]
+    return all(entries.call(*arguments) is None for arguments in misfits) and _numbers_work(code, x)
+
+
+def _numbers_work(code: LoadedCode, x: Array) -> bool:
+    """Whether numbers of Python arrive as the kernel reads them, several results and written arguments work."""
+    trial, whole = _Trial(code.addresses[TRIAL]), np.dtype(np.int64)
+    maker = (np.empty, ((), whole))
+    entries = Entries(code)
+    entries.add(Entry(trial, [Number(int, whole), Same(None)], [0, 0, -1], Results((maker, maker)), [1]))
+    entries.add(Entry(trial, [Number(float, np.dtype(np.float64)), Same(None)], [0, 0, -1], Results((maker,)), [1]))
+    entries.add(Entry(trial, [x, x.copy()], [0, 0, 1], Results(written=1), [5]))
+    pair, bits = entries.call(-3, None), entries.call(1.5, None)
+    if not (isinstance(pair, tuple) and len(pair) == 2 and pair[0] == -2):
+        return False
+    if not isinstance(bits, np.ndarray) or bits != np.float64(1.5).view(np.int64) + 1:
+        return False
+    out = x.copy()
+    if entries.call(x, out) is not out or out[0, 0] != x[0, 0] + 5:
+        return False
+    frozen = out.copy()
+    frozen.flags.writeable = False
+    misfits: list[tuple[Any, ...]] = [(x, frozen), (2**70, None), (True, None), (1, 1), ("1", None)]
     return all(entries.call(*arguments) is None for arguments in misfits)

@@ -10,7 +10,7 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -202,8 +202,11 @@ class BoundKernel:
         error_address = ctypes.addressof(record)
         self._function(self._pack(pool.run, workspace, error_address, pool.slots, *pointers, *self.parameters))
         if record[0]:
-            site, index, length = record
-            raise _bounds_error(self.kernel.info.sites[site - 1], index, length)
+            self.fail(*record)
+
+    def fail(self, site: int, index: int, length: int) -> NoReturn:
+        """Raise the `BoundsError` that a run-time check recorded."""
+        raise _bounds_error(self.kernel.info.sites[site - 1], index, length)
 
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_char_p)

@@ -16,6 +16,7 @@ import mmap
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -162,6 +163,11 @@ def blocks() -> Blocks:
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """As `Blocks.empty`, from the blocks of this process."""
     return blocks().empty(shape, dtype)
+
+
+def maker(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[..., Array]:
+    """The function that makes such an array with the least ado: this module's `empty`, or NumPy's for a small one."""
+    return empty if math.prod(shape) * dtype.itemsize >= SMALLEST_BYTES else np.empty
 
 
 def _default_limit() -> int:

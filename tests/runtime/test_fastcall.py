@@ -15,7 +15,7 @@ import pytest
 import polyopt as po
 from polyopt import f32
 from polyopt.runtime import fastcall, jit
-from polyopt.runtime.fastcall import Entries, Entry
+from polyopt.runtime.fastcall import Entries, Entry, Results
 from polyopt.runtime.fastcall_ir import CALL, STACK_BYTES, TRIAL, fast_call_ir
 from polyopt.runtime.objects import LoadedCode
 from polyopt.target import preset
@@ -36,7 +36,8 @@ Y = np.ones(4, np.float32)
 
 def entry(code: LoadedCode, *examples: Any, added: int = 0, workspace: tuple[int, int] = (0, 0)) -> Entry:
     """An entry for two arguments whose result holds the first element of the first argument plus `added`."""
-    return Entry(fastcall._Trial(code.addresses[TRIAL]), examples, [0, 1], RESULT, [added], workspace)
+    made = Results(((np.empty, RESULT),))
+    return Entry(fastcall._Trial(code.addresses[TRIAL]), examples, [0, 1, -1], made, [added], workspace)
 
 
 def test_a_call_that_fits_runs_and_others_give_none(code: LoadedCode) -> None:

@@ -1,0 +1,113 @@
+"""What an op knows about calls that enter its kernels through generated code (`runtime.fastcall`).
+
+There are three ways, each a function that answers None where it does not know the call: for plain calls, for calls
+with `out=`, and for calls with tensors of torch, whose results are tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from polyopt import compilation, settings
+from polyopt.dsl.results import Structure
+from polyopt.dsl.signature import Signature
+from polyopt.runtime import arrays, fastcall
+from polyopt.runtime.calls import Call, Example
+from polyopt.runtime.fastcall import Entries, Entry, Number, Quick, Same
+
+REMEMBERED = 4096
+"""Kinds of calls that are known to have been learnt; more, and an old one may be learnt again."""
+_NEVER_CHANGE = (int, bool, float, str, bytes, type(None))
+"""Types of compile-time values that are known by their identity: an object whose attributes may change is not."""
+
+
+class QuickWays:
+    """The quick ways of one op.
+
+    plain: takes the arguments; into: the arguments and the arrays to write to; torch: as plain, tensors as NumPy arrays
+    """
+
+    __slots__ = ("_entries", "_learnt", "_signature", "into", "plain", "torch")
+
+    def __init__(self, signature: Signature) -> None:
+        self.plain: Quick | None = None
+        self.into: Quick | None = None
+        self.torch: Quick | None = None
+        self._signature = signature
+        self._entries: dict[str, Entries] = {}
+        self._learnt: dict[Hashable, None] = {}
+
+    def learn(self, key: Hashable, call: Call, structure: Structure, args: tuple[Any, ...]) -> None:
+        """Know calls like this one. key: equal for calls that are alike"""
+        if key not in self._learnt:
+            self._learn("plain", key, args, lambda examples: call.quick_entry(examples, _maker(structure)))
+
+    def learn_into(self, key: Hashable, call: Call, args: tuple[Any, ...], out: Any) -> None:
+        """Know calls that compute into arrays like `out`: a plain array, or a tuple of them."""
+        outs = out if type(out) is tuple else (out,)
+        if any(type(array) is not np.ndarray for array in outs):
+            return
+        full = ("into", key, tuple((array.dtype, array.shape, array.strides) for array in outs))
+        if full not in self._learnt:
+            self._learn("into", full, args, lambda examples: call.quick_entry(examples, None, outs))
+
+    def learn_torch(self, key: Hashable, call: Call, structure: Structure, args: tuple[Any, ...]) -> None:
+        """Know calls with tensors like these."""
+        views = arrays.torch_views(args)
+        full = ("torch", key)
+        if views is None or full in self._learnt:
+            return
+
+        def make(parts: tuple[arrays.Array, ...]) -> Any:
+            return structure.rebuild(list(map(arrays.as_torch, parts)))
+
+        self._learn("torch", full, tuple(views), lambda examples: call.quick_entry(examples, make))
+
+    def _learn(self, way: str, key: Hashable, args: tuple[Any, ...], entry: Callable[[list[Example]], Entry]) -> None:
+        if settings.has_overrides():
+            return
+        if len(self._learnt) >= REMEMBERED:
+            self._learnt.clear()
+        self._learnt[key] = None
+        examples = self._examples(args)
+        entries = self._entries.get(way) or compilation.quick_entries()
+        if examples is None or entries is None:
+            return
+        made = entry(examples)
+        with fastcall.LEARNING:
+            known = self._entries.setdefault(way, entries)
+            known.add(made)
+            setattr(self, way, known.call)
+
+    def _examples(self, args: tuple[Any, ...]) -> list[Example] | None:
+        """The arguments as the quick way takes them; None where it does not take them."""
+        parameters = self._signature.parameters
+        if len(args) != len(parameters):
+            return None
+        examples: list[Example] = []
+        for value, parameter in zip(args, parameters):
+            if parameter.kind == "constant":
+                if type(value) not in _NEVER_CHANGE:
+                    return None
+                examples.append(Same(value))
+            elif type(value) is np.ndarray:
+                examples.append(value)
+            elif parameter.kind == "scalar" and parameter.dtype is not None:
+                number = Number(type(value), parameter.dtype.numpy)
+                if not number.is_supported:
+                    return None
+                examples.append(number)
+            else:
+                return None
+        return examples
+
+
+def _maker(structure: Structure) -> Callable[[Any], Any] | None:
+    """What puts a tuple of several results together; None where the only result, or the tuple, is what is returned."""
+    is_flat = all(part.make is None for part in structure.parts)
+    if structure.make is None or (structure.make is tuple and is_flat and len(structure.parts) > 1):
+        return None
+    return structure.make if is_flat else structure.rebuild

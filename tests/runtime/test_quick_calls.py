@@ -1,0 +1,285 @@
+"""Calls of ops that take the quick way: several results, written in place, numbers, compile-time values, checks.
+
+Each op is called until the quick way knows the call; `quick` then says whether it is the one that answers.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polyopt as po
+from polyopt import f32, f64, i32, i64, u8
+from polyopt.runtime.memory import SMALLEST_BYTES
+
+N, M = po.sizes("N M")
+i, j = po.indices("i j")
+X = np.arange(5, dtype=np.float32)
+Pair = namedtuple("Pair", "low high")
+
+
+def learn(op: po.Op, *args: Any, **kwargs: Any) -> Any:
+    for _ in range(2):
+        op(*args, **kwargs)
+    return op(*args, **kwargs)
+
+
+def quick(op: po.Op, *args: Any) -> Any:
+    """What the quick way gives; None where it leaves the call to the careful way."""
+    if op._ways.plain is None and op._ways.into is None:
+        pytest.skip("this Python or NumPy has no quick way")
+    function = op._ways.plain
+    assert function is not None
+    return function(*args)
+
+
+def op_that_returns(make: Callable[[Any, Any], Any]) -> po.Op:
+    @po.op
+    def plain(x: f32[N]):
+        a, b = po.tensors("a b")
+        a[i] = x[i] + 1
+        b[i] = x[i] * 2
+        return make(a, b)
+
+    return plain
+
+
+def test_several_results_come_as_the_function_returns_them() -> None:
+    makers: list[Callable[[Any, Any], Any]] = [
+        lambda a, b: (a, b),
+        lambda a, b: {"a": a, "b": b},
+        lambda a, b: Pair(a, b),
+        lambda a, b: [a, (b,)],
+        lambda a, b: (a,),
+    ]
+    for make in makers:
+        plain = op_that_returns(make)
+        first = plain(X)
+        again = learn(plain, X)
+        found = quick(plain, X)
+        assert type(first) is type(again) is type(found)
+        flat = found.values() if isinstance(found, dict) else found
+        assert np.array_equal(next(iter(flat)), X + 1)
+        assert str(first) == str(found)
+
+
+@po.op
+def scaled(x: f32[N], alpha: f32, shift: i32):
+    y = po.tensor("y")
+    y[i] = alpha * x[i] + po.cast(shift, f32)
+    return y
+
+
+def test_numbers_arrive_as_numpy_converts_them() -> None:
+    learn(scaled, X, 0.1, 3)
+    assert np.array_equal(quick(scaled, X, 0.1, 3), np.float32(0.1) * X + np.float32(3))
+    assert np.array_equal(quick(scaled, X, -0.0, -7), np.float32(-0.0) * X - 7)
+    for careful in [(X, 0.1, 2**31), (X, 1e39, 3), (X, float("nan"), 3), (X, True, 3), (X, 0.1, 3.5), (X, "1", 3)]:
+        assert quick(scaled, *careful) is None
+    learn(scaled, X, 2, 3)
+    assert np.array_equal(quick(scaled, X, 2, 3), 2 * X + 3)
+    assert quick(scaled, X, 2**24 + 1, 3) is None
+    assert np.isnan(scaled(X, float("nan"), 3)).all()
+
+
+@po.op
+def widths(a: u8, b: i64, c: f64, x: i64[N]):
+    y = po.tensor("y")
+    y[i] = po.cast(a, i64) + b + po.cast(c, i64) + x[i]
+    return y
+
+
+def test_numbers_of_every_width_are_checked_against_their_range() -> None:
+    x = np.arange(3)
+    learn(widths, 200, -(2**40), 7, x)
+    assert np.array_equal(quick(widths, 255, 2**62, 2**53 // 4, x), 255 + 2**62 + 2**53 // 4 + x)
+    for careful in [(256, 0, 0, x), (-1, 0, 0, x), (0, 2**63, 0, x), (0, 0, 2**53, x)]:
+        assert quick(widths, *careful) is None
+
+
+@po.op
+def power(x: f32[N], steps: int):
+    u = po.tensor("u")
+    t = po.index("t", extent=steps)
+    u[0, i] = x[i]
+    u[t + 1, i] = x[i] * u[t, i]
+    return u[steps]
+
+
+def test_a_compile_time_value_decides_which_kernel_runs() -> None:
+    learn(power, X, 1)
+    learn(power, X, 2)
+    assert np.array_equal(quick(power, X, 1), X**2)
+    assert np.array_equal(quick(power, X, 2), X**3)
+    assert quick(power, X, 3) is None and quick(power, X, 1.0) is None
+    assert np.array_equal(power(X, 3), X**4)
+
+
+def test_an_object_that_may_change_is_looked_at_each_time() -> None:
+    class Scale:
+        by = 2
+
+        @po.op
+        def times(self, x: f32[N]):
+            y = po.tensor("y")
+            y[i] = self.by * x[i]
+            return y
+
+    scale = Scale()
+    for by in (2, 2, 2, 3):
+        scale.by = by
+        assert np.array_equal(scale.times(X), by * X)
+        out = np.empty_like(X)
+        scale.times.op(scale, X, out=out)
+        assert np.array_equal(out, by * X)
+
+
+@po.op
+def doubled(x: f32[N]):
+    y = po.tensor("y")
+    y[i] = 2 * x[i]
+    return y
+
+
+@po.op
+def shifted(x: f32[N]):
+    y = po.tensor("y")
+    y[i] = x[i] + x.clamp()[i - 1]
+    return y
+
+
+def into(op: po.Op, *args: Any) -> Any:
+    if op._ways.into is None:
+        pytest.skip("this Python or NumPy has no quick way")
+    return op._ways.into(*args)
+
+
+def test_results_are_written_in_place_only_where_that_is_right() -> None:
+    memory = np.zeros(64, np.float32)
+    x, y = memory[:5], memory[32:37]
+    x[:] = X
+    assert learn(doubled, x, out=y) is y
+    assert into(doubled, x, y) is y and np.array_equal(y, 2 * X)
+    assert into(doubled, x, x) is x and np.array_equal(x, 2 * X)  # each element depends on itself only
+    x[:] = X
+    assert into(doubled, x, memory[1:6]) is None and into(doubled, memory[2:7], x) is None
+    assert np.array_equal(x, X)
+    learn(shifted, x, out=y)
+    assert into(shifted, x, y) is y and into(shifted, x, x) is None
+    assert shifted(x, out=x) is x
+    assert np.array_equal(x, X + np.concatenate([X[:1], X[:-1]]))
+
+
+def test_what_is_not_fit_to_be_written_to_is_left_to_the_careful_way() -> None:
+    y = np.empty_like(X)
+    learn(doubled, X, out=y)
+    frozen = y.copy()
+    frozen.flags.writeable = False
+    misfits = [frozen, y.astype(np.float64), np.empty(6, np.float32), np.empty(10, np.float32)[::2], None, y.tolist()]
+    assert all(into(doubled, X, out) is None for out in misfits)
+    with pytest.raises(po.ArgumentError):
+        doubled(X, out=frozen)
+    strided = np.zeros(10, np.float32)
+    assert learn(doubled, X, out=strided[::-2]) is not None
+    assert np.array_equal(strided[::-2], 2 * X) and not strided[::2].any()
+
+
+def test_several_results_are_written_in_place_and_never_into_one_another() -> None:
+    @po.op
+    def both(x: f32[N], y: f32[N]):
+        a, b = po.tensors("a b")
+        a[i] = x[i] + 1
+        b[i] = y[i] * 2
+        return a, b
+
+    x, y = X.copy(), X.copy()
+    a, b = np.empty_like(X), np.empty_like(X)
+    result = learn(both, x, y, out=(a, b))
+    assert result[0] is a and result[1] is b
+    assert into(both, x, y, a, b) is b and np.array_equal(a, X + 1) and np.array_equal(b, 2 * X)
+    assert into(both, x, y, a, a) is None and into(both, x, y, y, b) is None
+    assert into(both, x, y, x, y) is y
+    assert np.array_equal(x, X + 1) and np.array_equal(y, 2 * X)
+
+
+def test_a_check_that_fails_raises_and_gives_results_back() -> None:
+    @po.op
+    def taken(x: f32[N], at: i64[M]):
+        y = po.tensor("y")
+        y[j] = x[at[j]]
+        return y
+
+    good, bad = np.array([4, 0]), np.array([4, 5])
+    learn(taken, X, good)
+    assert np.array_equal(quick(taken, X, good), [4, 0])
+    with pytest.raises(po.BoundsError) as caught:
+        quick(taken, X, bad)
+    assert caught.value.facts["index"] == 5 and caught.value.facts["extent"] == 5
+    gc.collect()
+    before = sys.getrefcount(X), sys.getrefcount(None)
+    for _ in range(1000):
+        with pytest.raises(po.BoundsError):
+            quick(taken, X, bad)
+    gc.collect()
+    assert abs(sys.getrefcount(X) - before[0]) < 50 and abs(sys.getrefcount(None) - before[1]) < 500
+
+
+def test_references_are_neither_lost_nor_kept() -> None:
+    @po.op
+    def pair(x: f32[N], alpha: f32):
+        a, b = po.tensors("a b")
+        a[i] = x[i] + alpha
+        b[i] = x[i] * alpha
+        return {"a": a, "b": b}
+
+    out = np.empty_like(X)
+    learn(pair, X, 2.5)
+    learn(doubled, X, out=out)
+    value = 2.5
+    watched: list[Any] = [X, out, value, None, np.empty, X.dtype, float]
+    before = [sys.getrefcount(item) for item in watched]
+    for _ in range(2000):
+        pair(X, value)
+        doubled(X, out=out)
+    after = [sys.getrefcount(item) for item in watched]
+    assert all(abs(now - then) < 50 for now, then in zip(after, before))
+    assert sys.getrefcount(pair(X, value)["a"]) <= 2
+
+
+def test_large_results_use_memory_that_was_given_back() -> None:
+    large = np.ones(SMALLEST_BYTES // 4, np.float32)
+    learn(doubled, large)
+    seen = set()
+    for _ in range(4):
+        result = quick(doubled, large)
+        assert result[-1] == 2
+        seen.add(result.ctypes.data)
+        del result
+    assert len(seen) == 1
+
+
+def test_tensors_of_torch_take_a_quick_way_of_their_own() -> None:
+    torch = pytest.importorskip("torch")
+
+    @po.op
+    def pair(x: f32[N], alpha: f32):
+        a, b = po.tensors("a b")
+        a[i] = x[i] + alpha
+        b[i] = x[i] * alpha
+        return {"a": a, "b": b}
+
+    x = torch.arange(5, dtype=torch.float32)
+    for _ in range(2):
+        found = pair(x, 0.5)
+        assert isinstance(found["a"], torch.Tensor) and torch.equal(found["b"], x * 0.5)
+    assert pair._ways.torch is not None and pair._ways.torch(x.numpy(), 0.5) is not None
+    assert type(pair(X, 0.5)["a"]) is np.ndarray
+    assert torch.equal(pair(torch.arange(10, dtype=torch.float32)[::2], 0.5)["a"], torch.arange(0, 10, 2) + 0.5)
+    with pytest.raises(po.ArgumentError, match="grad"):
+        pair(x.clone().requires_grad_(), 0.5)
