@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -52,8 +53,11 @@ _LOG = logging.getLogger(__name__)
 _STAGE_LOGS = {name: logging.getLogger(f"polyopt.{name}") for name in ("schedule", "fusion", "codegen")}
 
 
-PROOF_OPERATIONS = 1_500_000
+PROOF_OPERATIONS = 1_000_000
 """What isl may do to prove one schedule: seconds, where our operators take a twentieth of one."""
+
+PLAN_OPERATIONS = 400_000
+"""What isl may do for one plan (copies, fusion, tiles and storage); beyond it, a plainer plan is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +97,10 @@ def lower(program: ir.Program, options: Options) -> Lowering:
     return Lowering(program, options)
 
 
-def build(program: ir.Program, options: Options) -> Built:
-    """Object code of a resolved program, its schedule proved legal."""
-    lowering = Lowering(program, options)
-    return Built(jit.compile_object(lowering.module.text, options.target), lowering.info, str(lowering.report()))
+def build(lowering: Lowering) -> Built:
+    """Object code of a lowering, its schedule proved legal."""
+    target = lowering.options.target
+    return Built(jit.compile_object(lowering.module.text, target), lowering.info, str(lowering.report()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,10 +126,16 @@ class Decided:
 
 @dataclass(frozen=True, eq=False)
 class Lowering:
-    """All stages of one problem. program: the equations with their ranges, shapes and sizes."""
+    """All stages of one problem.
+
+    program:  the equations with their ranges, shapes and sizes
+    given_up: why richer plans were given up; then nothing is copied, no statements share a loop, and every component of
+              mutually dependent statements has loops of its own, in the order of the dependences
+    """
 
     program: ir.Program
     options: Options
+    given_up: str = ""
 
     @cached_property
     def rewritten(self) -> ir.Program:
@@ -138,13 +148,22 @@ class Lowering:
         scop = extract.extract(self.rewritten)
         dependences = dependence.compute(scop, strict=self.options.numerics == "strict")
         l2_bytes = self.options.target.l2_bytes
-        windows = attach.decide(scop, dependences, cache_bytes=l2_bytes // 2)
-        attached = attach.apply(scop, windows)
-        if windows.attachments:  # its tiles fit the cache, and have changed the dependences
-            return Copies(windows, pack.PackPlan(), attached)
-        panels = pack.decide(scop, dependences, self.options.target)
-        packed = pack.apply(scop, dependences, panels)
-        return Copies(windows, panels, attach.Attached(packed.scop, packed.rows))
+        if self.given_up:
+            return Copies(attach.AttachPlan(), pack.PackPlan(), attach.apply(scop, attach.AttachPlan()))
+        with self._bounded("choose what tiles copy"):
+            windows = attach.decide(scop, dependences, cache_bytes=l2_bytes // 2)
+            attached = attach.apply(scop, windows)
+            if windows.attachments:  # its tiles fit the cache, and have changed the dependences
+                return Copies(windows, pack.PackPlan(), attached)
+            panels = pack.decide(scop, dependences, self.options.target)
+            packed = pack.apply(scop, dependences, panels)
+            return Copies(windows, panels, attach.Attached(packed.scop, packed.rows))
+
+    @contextmanager
+    def _bounded(self, what: str) -> Iterator[None]:
+        """A block in which isl may do only so much; beyond it, or where isl fails, a `ScheduleError`."""
+        with isl_errors(f"{what} of '{self.program.name}'"), operation_budget(PLAN_OPERATIONS):
+            yield
 
     @property
     def scop(self) -> Scop:
@@ -179,7 +198,9 @@ class Lowering:
     def fusion(self) -> FusionPlan:
         """Which statements share which loops, and why."""
         try:
-            plan = fusion_decide.decide(self.scop, self.dependences, self._copies.result.rows)
+            with self._bounded("choose the loops"):
+                rows = self._copies.result.rows
+                plan = fusion_decide.decide(self.scop, self.dependences, rows, merge=not self.given_up)
         except DefinitionError:
             self._refuse_cycles()
             raise
@@ -199,14 +220,41 @@ class Lowering:
     @cached_property
     def _decided(self) -> Decided:
         """Everything after fusion, proved; without tiles, lanes and threads where the proof fails."""
+        fused = self.fusion.tree  # where there is none, there is none without tiles either
+        if self.given_up:
+            return replace(self._decide(fused, simple=True), fallback=self.given_up)
         try:
-            return self._decide(simple=False)
+            return self._decide(fused, simple=False)
         except (LegalityError, ScheduleError) as error:
             _LOG.warning("%s: %s; falling back to the plain order", self.program.name, error.what)
-            return replace(self._decide(simple=True), fallback=error.what)
+            return replace(self._decide(fused, simple=True), fallback=error.what)
 
-    def _decide(self, *, simple: bool) -> Decided:
-        fused = trees.numbered(self.fusion.tree)
+    @cached_property
+    def settled(self) -> Lowering:
+        """The lowering whose plans are used: this one, or where they cannot be made or proved, one without copies and
+        shared loops.
+
+        Raises `ScheduleError` or `LegalityError` where even that one is not proved.
+        """
+        try:
+            _ = self._decided
+        except (LegalityError, ScheduleError) as error:
+            if self.given_up:
+                raise
+            _LOG.warning("%s: %s; falling back to one nest a statement", self.program.name, error.what)
+            plainer = replace(self, given_up=error.what)
+            _ = plainer._decided
+            return plainer
+        return self
+
+    def _decide(self, shared: Tree, *, simple: bool) -> Decided:
+        with self._bounded("plan tiles and storage"):
+            decided = self._plan(trees.numbered(shared), simple=simple)
+        _STAGE_LOGS["schedule"].info("%s:\n%s", self.program.name, trees.tree_text(decided.tree))
+        self._prove(decided, self.dependences)
+        return decided
+
+    def _plan(self, fused: Tree, *, simple: bool) -> Decided:
         tiling = TilingPlan(()) if simple else self._tiles(fused)
         tiled = tiling_apply.apply(fused, tiling)
         threads = mapping.CpuMapping((), ()) if simple else mapping.decide(self.scop, tiled, self.options.target)
@@ -215,10 +263,7 @@ class Lowering:
         places = (
             storage.whole_plan(self.scop) if simple else storage.decide(self.scop, self.dependences, tree, schedule)
         )
-        _STAGE_LOGS["schedule"].info("%s:\n%s", self.program.name, trees.tree_text(tree))
-        decided = Decided(tiling, threads, tree, schedule, places)
-        self._prove(decided, self.dependences)
-        return decided
+        return Decided(tiling, threads, tree, schedule, places)
 
     def _tiles(self, fused: Tree) -> TilingPlan:
         return tiling_decide.decide(self.scop, fused, self.options.target, self._copies.panels.tiles)
@@ -231,40 +276,41 @@ class Lowering:
     @property
     def tiling(self) -> TilingPlan:
         """Tiles, register tiles and lanes, and why."""
-        return self._decided.tiling
+        return self.settled._decided.tiling
 
     @property
     def mapping(self) -> mapping.CpuMapping:
         """Which loops run on several threads."""
-        return self._decided.mapping
+        return self.settled._decided.mapping
 
     @property
     def tree(self) -> Tree:
         """The final loop tree."""
-        return self._decided.tree
+        return self.settled._decided.tree
 
     @property
     def schedule(self) -> isl.Schedule:
         """The final schedule tree."""
-        return self._decided.schedule
+        return self.settled._decided.schedule
 
     @property
     def storage(self) -> StoragePlan:
         """Where each temporary lives."""
-        return self._decided.storage
+        return self.settled._decided.storage
 
     @property
     def fallback(self) -> str:
         """Why the plain order was taken; empty where the plans were proved, as they should be."""
-        return self._decided.fallback
+        return self.settled._decided.fallback
 
     @cached_property
     def loops(self) -> LoopProgram:
         """The loop program."""
+        used = self.settled
         program = loops_lower.lower(
-            self.scop,
-            self.tree,
-            self.storage,
+            used.scop,
+            used.tree,
+            used.storage,
             parameters=self.program.parameters,
             results=self.program.results,
             strides=self.options.layouts,
@@ -295,7 +341,8 @@ class Lowering:
 
         Raises `LegalityError` with a violating pair of instances.
         """
-        return self._prove(self._decided, dependence.compute(self.scop, strict=self.options.numerics == "strict"))
+        used = self.settled
+        return used._prove(used._decided, dependence.compute(used.scop, strict=self.options.numerics == "strict"))
 
     @cached_property
     def module(self) -> LlvmModule:
@@ -335,7 +382,7 @@ class Lowering:
 
     def report(self) -> reports.Report:
         """Flops, bytes, what was fused and why, tiles, storage and the proof."""
-        return reports.make(self)
+        return reports.make(self.settled)
 
     @cached_property
     def info(self) -> KernelInfo:
@@ -361,7 +408,7 @@ class Lowering:
             conditions=tuple(
                 ConditionInfo(condition_text(c), extent.from_condition(c)) for c in self.program.conditions
             ),
-            in_place=_in_place(self.scop, self.program),
+            in_place=_in_place(self.settled.scop, self.program),
         )
 
     def __str__(self) -> str:

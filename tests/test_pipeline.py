@@ -13,6 +13,7 @@ import pytest
 import polyopt as po
 from polyopt import f32, f64, i32
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
+from polyopt.fusion.decide import decide
 from polyopt.pipeline import Lowering, Options, build, lower, resolve
 from polyopt.poly.dependence import Dependences
 from polyopt.poly.storage import StoragePlan
@@ -52,7 +53,7 @@ every_operator = pytest.mark.parametrize("name", OPERATORS)
 def lowered(name: str) -> Lowering:
     op, sizes = OPERATORS[name]
     found: Lowering = op.lower(target=MACHINE, **sizes)
-    return found
+    return lower(found.program, found.options)  # anew: one that somebody holds is given again
 
 
 @every_operator
@@ -85,7 +86,7 @@ def test_domains_and_accesses_are_those_of_the_statements(name: str) -> None:
 
 def test_building_gives_object_code_that_says_how_to_call_it() -> None:
     program = resolve(product.lower(M=3, N=4, K=5).program)
-    built = build(program, Options(target=MACHINE))
+    built = build(lower(program, Options(target=MACHINE)))
     assert built.object_code and built.info.entry
     assert [(a.name, a.role) for a in built.info.arguments] == [("x", "input"), ("w", "input"), ("out", "output")]
     assert built.info.parameters == () and not built.info.is_parallel
@@ -171,9 +172,50 @@ def backwards(tree: Tree) -> Tree:
 def test_the_plain_order_is_right_too(name: str) -> None:
     op, sizes = OPERATORS[name]
     lowering = lowered(name)
-    vars(lowering)["_decided"] = lowering._decide(simple=True)
+    vars(lowering)["_decided"] = lowering._decide(lowering.fusion.tree, simple=True)
     assert lowering.tiling.nests == () and lowering.mapping.parallel == ()
     assert {loop.kind for loop in loops(lowering.tree)} <= {"serial"}
+    inputs = random_inputs(lowering)
+    constants = [value for key, value in sizes.items() if key.islower()]
+    (result,) = running.run(lowering.loops, inputs).values()
+    np.testing.assert_allclose(result, op.reference(*inputs.values(), *constants), rtol=1e-5)
+
+
+@every_operator
+def test_where_fusion_finds_nothing_each_component_gets_a_nest_of_its_own(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A failure of the fusion is no failure of the compile: the plainer order is proved and right."""
+
+    def refuses(scop: Any, dependences: Any, rows: Any, *, merge: bool) -> Any:
+        if merge:
+            raise ScheduleError("no order was found")
+        return decide(scop, dependences, rows, merge=merge)
+
+    monkeypatch.setattr("polyopt.pipeline.fusion_decide.decide", refuses)
+    op, sizes = OPERATORS[name]
+    lowering = lowered(name)
+    with caplog.at_level(logging.WARNING):
+        assert lowering.fallback == "no order was found"
+    assert "falling back to one nest a statement" in caplog.text and "no order was found" in str(lowering.report())
+    assert lowering.verify().claims
+    inputs = random_inputs(lowering)
+    constants = [value for key, value in sizes.items() if key.islower()]
+    (result,) = running.run(lowering.loops, inputs).values()
+    np.testing.assert_allclose(result, op.reference(*inputs.values(), *constants), rtol=1e-5)
+
+
+def test_what_isl_may_do_is_bounded_and_the_compile_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With next to no operations for plans, the plans fall away one by one, or an error of ours says so."""
+    monkeypatch.setattr("polyopt.pipeline.PLAN_OPERATIONS", 40)
+    with pytest.raises(ScheduleError, match="failed to"):
+        lowered("softmax").tree
+    monkeypatch.setattr("polyopt.pipeline.PLAN_OPERATIONS", 20_000)
+    lowering = lowered("gauss_seidel")
+    assert lowering.verify().claims
+
+
+def random_inputs(lowering: Lowering) -> dict[str, Any]:
     numbers = np.random.default_rng(0)
     inputs = {}
     for parameter in lowering.program.parameters:
@@ -183,9 +225,7 @@ def test_the_plain_order_is_right_too(name: str) -> None:
         inputs[parameter] = (
             numbers.integers(0, 4, shape) if integers else numbers.random(shape).astype(tensor.dtype.numpy)
         )
-    constants = [value for key, value in sizes.items() if key.islower()]
-    (result,) = running.run(lowering.loops, inputs).values()
-    np.testing.assert_allclose(result, op.reference(*inputs.values(), *constants), rtol=1e-5)
+    return inputs
 
 
 def test_an_error_in_the_equations_is_not_hidden_by_falling_back() -> None:

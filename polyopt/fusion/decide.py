@@ -27,16 +27,20 @@ Remaining = Mapping[str, tuple[str, ...]]
 TileRows = Mapping[str, tuple[tuple[str, Affine], ...]]
 
 
-def decide(scop: Scop, dependences: Dependences, tile_rows: TileRows | None = None) -> FusionPlan:
+def decide(
+    scop: Scop, dependences: Dependences, tile_rows: TileRows | None = None, *, merge: bool = True
+) -> FusionPlan:
     """The tree of shared loops of a scop.
 
     tile_rows: names and rows of loops that come before a statement's other axes: over tiles (see `attach`), or over
                axes that are to be scanned first
+    merge:     whether components of mutual dependence may share loops with others; without it, they run one after the
+               other in the order of their dependences, which takes few tests
 
     Raises `DefinitionError` where an element depends on itself, `ScheduleError` where no order was found.
     """
     tiles = {name: dict(rows) for name, rows in (tile_rows or {}).items()}
-    fuser = _Fuser(scop, DistanceTester.of(scop), Roles.of(scop), dependences, tiles)
+    fuser = _Fuser(scop, DistanceTester.of(scop), Roles.of(scop), dependences, tiles, merges=merge)
     names = tuple(s.name for s in scop.statements)
     remaining = {
         name: tuple(dict.fromkeys((*tiles.get(name, ()), *fuser.roles.by_statement[name].axes))) for name in names
@@ -71,6 +75,7 @@ class _Fuser:
     roles: Roles
     dependences: Dependences
     tiles: Mapping[str, Mapping[str, Affine]]
+    merges: bool = True
     decisions: list[Decision] = field(default_factory=list)
 
     def block(
@@ -119,7 +124,11 @@ class _Fuser:
                 for d in dependences
                 if d.source in owner and d.target in owner and owner[d.source] != owner[d.target]
             ]
-            joined = self.join_once(groups, edges, dependences, remaining, refused, inside_parallel=inside_parallel)
+            joined = (
+                self.join_once(groups, edges, dependences, remaining, refused, inside_parallel=inside_parallel)
+                if self.merges
+                else None
+            )
             if joined is None:
                 order = graph.topological(range(len(groups)), edges)
                 return [groups[n] for n in order]

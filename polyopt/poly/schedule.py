@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import count, islice, product
 
 from polyopt.dsl.affine import Affine, axis
 from polyopt.poly import graph
@@ -18,6 +18,8 @@ from polyopt.poly.dependence import Dependence
 from polyopt.poly.distance import DistanceTester, Rows
 
 _MOST_ASSIGNMENTS = 64
+_MOST_STEPS = 20_000
+"""Choices that are looked at for one row: a component of many statements has exponentially many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +88,16 @@ def _legal_assignments(
         forwards = [axis(a) for a in remaining[name]]
         return [*forwards, *(-row for row in forwards)] or [Affine(0)]
 
+    steps = count()
+
     def extend(chosen: dict[str, Affine], rest: Sequence[str]) -> Iterator[dict[str, Affine]]:
         if not rest:
             yield dict(chosen)
             return
         name, following = rest[0], rest[1:]
         for row in options(name):
+            if next(steps) >= _MOST_STEPS:
+                return
             rows = {**chosen, name: row}
             touching = [d for d in dependences if name in (d.source, d.target) and {d.source, d.target} <= rows.keys()]
             if tester.respects(touching, rows):

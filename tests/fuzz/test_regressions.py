@@ -116,3 +116,24 @@ def test_operands_are_packed_beside_producers_that_tiles_compute_anew() -> None:
 
     arrays = draw((9, 76), "i16", -3, 3, seed=1), draw((32,), "i16", -3, 3, seed=2), draw((76, 9), "i16", 0, 3, seed=3)
     compare(cases, arrays)
+
+
+def test_the_proof_of_elements_that_are_all_defined_looks_at_no_reference() -> None:
+    """Taking definitions from what each reference reads, with divisions in its subscript, exceeded isl's budget."""
+
+    @po.op(dynamic=["N"])
+    def folded(x0: po.u32[M, N], x1: po.u32[K]):
+        t0, t1 = po.tensor("t0", shape=(M, M), dtype=po.u32), po.tensor("t1", dtype=po.u32)
+        t2 = po.tensor("t2", shape=(), dtype=po.u32)
+        t0[i, ii] = po.where(i >= M - 3, x0.clamp()[i, ii - ii], x1.clamp()[i - 2 * ii - 1] - t0[i + 3, ii])
+        t1[i, ii] = po.where(i >= M - 1, x0.clamp()[i, -ii - 1] << 3, x1.pad(0)[ii + i] + t1[i + 1, ii])
+        t2[()] += t1.wrap()[j // 3 + j % 2, j + 2]
+        t2[()] += po.where(
+            po.where(jj >= 3, t0.wrap()[2 * jj - 1, jj - 2], x1.clamp()[jj + jj]) >= t1.wrap()[2 * jj - 1, jj - jj],
+            t0.clamp()[jj // 3 + jj % 2, -jj - 1],
+            po.sum(po.where(((i + jj) // 2 >= 0) & ((i + jj) // 2 < M), t1[i, (i + jj) // 2], po.cast(1, po.u32)), i),
+        )
+        return t1, t2
+
+    assert folded.lower(M=17, K=8).fallback == ""
+    compare(folded, (draw((17, 5), "u32", 0, 6, seed=1), draw((8,), "u32", 0, 9, "negative", seed=2)))
