@@ -9,6 +9,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS  ?= 2
+SHARD ?= 1/1
 
 # The benchmarks' own environment, with the peers that can be installed. This torch is the one without CUDA libraries.
 BENCH := .venv-bench
@@ -79,8 +80,8 @@ fuzz: $(READY)  ## ten minutes of random operators, then the property tests with
 	$(BIN)/polyopt fuzz --seconds 600
 	$(BIN)/pytest -q -n $(JOBS) -m 'hypothesis and not cuda' --hypothesis-profile=fuzz --timeout=0
 
-trust: $(READY)  ## the full matrix: every size, layout and dtype; exhaustive scalar functions
-	$(BIN)/pytest -q -n $(JOBS) -m '(trust or exhaustive) and not cuda' --timeout=0
+trust: $(READY)  ## the full matrix of sizes, layouts, dtypes; exhaustive functions; SHARD=k/n runs a part
+	$(BIN)/pytest -q -n $(JOBS) -m '(trust or exhaustive) and not cuda' --timeout=0 --shard=$(SHARD)
 
 clean:  ## remove the environment and build output
 	rm -rf $(VENV) $(BENCH) build dist .coverage .coverage.*

@@ -279,7 +279,10 @@ class Op:
     def lower(self, *args: Any, target: str | Target | None = None, **kwargs: Any) -> Lowering:
         """The stages of the compilation for sizes or for arrays; sizes that are left out stay symbolic."""
         machine = compilation.choose_target(target or self._choices.target)
-        return compilation.lower(self._problem_for(args, kwargs, machine))
+        if not self._is_call(args, kwargs):
+            return compilation.lower(self._problem_for_sizes(args, kwargs, machine))
+        given = arguments.bind(self.signature, args, kwargs)
+        return self._for_equations(given, lambda traced: self._lower_traced(traced, given, machine))
 
     def reference(self, *args: Any, numerics: str = "default", **kwargs: Any) -> Any:
         """The results by evaluating the equations one element at a time with NumPy: slow, in float64.
@@ -314,18 +317,10 @@ class Op:
         given = (p for p in self.signature.parameters if p.name in values)
         return any(not arguments.is_constant(p, values[p.name]) for p in given)
 
-    def _problem_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: Target) -> Problem:
-        if not self._is_call(args, kwargs):
-            return self._problem_for_sizes(args, kwargs, target)
-        given = arguments.bind(self.signature, args, kwargs)
-
-        def problem(traced: Traced) -> Problem:
-            sizes = solve_sizes(self.signature, traced.program, given.shapes)
-            found = replace(self._problem(traced, sizes, target), layouts=_strided(given.layouts))
-            compilation.resolve(found.program)
-            return found
-
-        return self._for_equations(given, problem)
+    def _lower_traced(self, traced: Traced, given: Arguments, target: Target) -> Lowering:
+        sizes = solve_sizes(self.signature, traced.program, given.shapes)
+        problem = self._problem(traced, sizes, target)
+        return compilation.lower(replace(problem, layouts=_strided(given.layouts)))
 
     def _problem_for_sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: Target) -> Problem:
         values = {**dict(zip(self._names, args)), **kwargs}

@@ -84,6 +84,7 @@ class _Compiler:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
+        self._lowerings: WeakValueDictionary[str, Lowering] = WeakValueDictionary()
         self._quick_code: LoadedCode | None = None
         self._has_quick_code = False
         if hasattr(os, "register_at_fork"):
@@ -95,14 +96,24 @@ class _Compiler:
             key = _key(problem)
             kernel = self._kernels.get(key)
             if kernel is None:
-                kernel = self._kernels[key] = _from_disk(key) or _compile(problem, key)
+                kernel = self._kernels[key] = _from_disk(key) or _compile(problem, key, self._lowering(problem, key))
             return kernel
 
     def lower(self, problem: Problem) -> Lowering:
-        from polyopt import pipeline
-
         with working(problem.program):
-            return pipeline.lower(pipeline.resolve(problem.program), _options(problem))
+            key = _key(problem)
+            return self._lowerings.setdefault(key, self._lowering(problem, key)())
+
+    def _lowering(self, problem: Problem, key: str) -> Callable[[], Lowering]:
+        """Makes the stages, or gives those that somebody is looking at: then a compile need not plan them again."""
+
+        def make() -> Lowering:
+            from polyopt import pipeline
+
+            found = self._lowerings.get(key)
+            return found or pipeline.lower(pipeline.resolve(problem.program), _options(problem))
+
+        return make
 
     def check_strictly(
         self,
@@ -294,14 +305,14 @@ def _from_disk(key: str) -> Kernel | None:
         return None
 
 
-def _compile(problem: Problem, key: str) -> Kernel:
+def _compile(problem: Problem, key: str, make_lowering: Callable[[], Lowering]) -> Kernel:
     from polyopt import pipeline
 
     started = time.perf_counter()
     with Progress(f"polyopt: compiling {problem.program.name}"):
-        resolved = pipeline.resolve(problem.program)
-        _check_result_shapes(resolved, problem)
-        built = pipeline.build(resolved, _options(problem))
+        lowering = make_lowering()
+        _check_result_shapes(lowering.program, problem)
+        built = pipeline.build(lowering)
     _log.info("compiled %s in %.0f ms", problem.program.name, 1e3 * (time.perf_counter() - started))
     cache.store(key, Entry(built.info, built.object_code, built.report))
     return _load(built.info, built.object_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,12 +21,18 @@ settings.load_profile("ci")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files from what is printed now")
+    parser.addoption("--shard", default="1/1", metavar="K/N", help="run the K-th of N equal parts of what is selected")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name in SLOW_FILES or SLOW_FOLDERS.intersection(item.path.parts):
             item.add_marker(pytest.mark.slow)
+    number, count = map(int, config.getoption("--shard").split("/"))
+    if count > 1:
+        kept = [item for item in items if zlib.crc32(item.nodeid.encode()) % count == number - 1]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -74,7 +74,7 @@ def _candidates(tree: Tree, extents: Extents, outside: dict[str, int]) -> Iterat
             for child in children:
                 yield from _candidates(child, extents, outside)
         case Loop(coincident=True, kind="serial"):
-            inside = sum(extents.instances(name) // max(outside.get(name, 1), 1) for name in statements(tree))
+            inside = sum(extents.points(name) // max(outside.get(name, 1), 1) for name in statements(tree))
             yield ParallelLoop(tree.name, 1, inside)
         case Loop():
             spent = {name: outside.get(name, 1) * extents.row(name, tree.row(name)) for name in tree.statements}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import islpy as isl
@@ -19,6 +20,7 @@ class Extents:
 
     scop: Scop
     _known: dict[tuple[str, str], int] = field(default_factory=dict)
+    _points: dict[str, int] = field(default_factory=dict)
 
     def axis(self, statement: str, name: str) -> int:
         key = (statement, name)
@@ -56,6 +58,19 @@ class Extents:
             total *= whole if position == 0 or whole <= 1 else min(whole, self._run(found.domain, position))
         return total
 
+    def points(self, statement: str) -> int:
+        """About as many as the domain has points; not more than `instances`.
+
+        Exact for boxes; of a triangle or a simplex of up to three axes inside its first one, within rounding: the
+        points of its slices are a polynomial, which two slices in the right places tell (Gauss and Legendre).
+        """
+        if statement not in self._points:
+            domain = self.scop.statement(statement).domain
+            whole = self.instances(statement)
+            is_known = not domain.dim(isl.dim_type.param) and not domain.is_box()
+            self._points[statement] = min(whole, round(_count(domain.reset_tuple_id()))) if is_known else whole
+        return self._points[statement]
+
     def _run(self, domain: isl.Set, position: int) -> int:
         """The greatest distance of two points that differ in one axis and those behind it, counting both ends."""
         if domain.dim(isl.dim_type.param):
@@ -65,3 +80,30 @@ class Extents:
         values = values.move_dims(isl.dim_type.in_, 0, isl.dim_type.out, 0, position)
         greatest = values.reverse().apply_range(values).deltas().dim_max_val(0)
         return int(greatest.to_python()) + 1 if greatest.is_int() else ASSUMED
+
+
+_GAUSS_LEGENDRE = (0.5 - 0.5 / math.sqrt(3), 0.5 + 0.5 / math.sqrt(3))
+
+
+def _count(domain: isl.Set) -> float:
+    """About the number of points of a bounded set without parameters."""
+    depth = domain.dim(isl.dim_type.set)
+    if depth == 0:
+        return 0.0 if domain.is_empty() else 1.0
+    first = domain.project_out(isl.dim_type.set, 1, depth - 1)
+    if first.is_empty():
+        return 0.0
+    low, high = first.dim_min_val(0), first.dim_max_val(0)
+    if not (low.is_int() and high.is_int()):
+        return float(ASSUMED)
+    start, length = int(low.to_python()), int(high.to_python()) - int(low.to_python()) + 1
+    if depth == 1:
+        return float(length)
+    nodes = range(length) if length <= 2 else (round((length - 1) * node) for node in _GAUSS_LEGENDRE)
+    slices = [_count(_slice(domain, start + node)) for node in nodes]
+    return length * sum(slices) / len(slices)
+
+
+def _slice(domain: isl.Set, value: int) -> isl.Set:
+    """The points with this first coordinate, without it."""
+    return domain.fix_val(isl.dim_type.set, 0, isl.Val(value)).project_out(isl.dim_type.set, 0, 1)

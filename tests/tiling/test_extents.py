@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import polyopt as po
+from examples.cholesky import cholesky
 from polyopt import f32
 from polyopt.dsl.affine import Affine, axis
 from polyopt.tiling.extents import ASSUMED, Extents
@@ -34,6 +35,20 @@ def test_extents_are_those_of_the_box_around_the_points(name: str) -> None:
 def test_instances_of_a_box_are_its_points() -> None:
     extents = Extents(product.lower(M=3, N=4, K=5).scop)
     assert [extents.instances(name) for name in ("y_init", "y_update", "out")] == [12, 60, 12]
+
+
+def test_points_of_a_triangle_are_counted_and_not_those_of_its_box() -> None:
+    """192^3 / 6 updates of a Cholesky factorisation, and not 192^3: threads are woken for what there is to do."""
+    scop = cholesky.lower(N=24).scop
+    extents = Extents(scop)
+    for statement in scop.statements:
+        counted, box = len(brute_force.points(statement.domain)), extents.instances(statement.name)
+        assert abs(extents.points(statement.name) - counted) <= 0.1 * counted + 2 <= box + 2
+
+
+def test_points_of_a_box_are_exact() -> None:
+    extents = Extents(product.lower(M=3, N=4, K=5).scop)
+    assert [extents.points(name) for name in ("y_init", "y_update", "out")] == [12, 60, 12]
 
 
 def test_what_a_tile_computes_counts_once_per_tile() -> None:
