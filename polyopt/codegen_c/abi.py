@@ -22,3 +22,5 @@ SLOTS = 3
 FIRST_ARGUMENT = 4
 ERROR_RECORD_WORDS = 3
 ALIGNMENT = 64
+SLACK_BYTES = 256
+"""Room behind a kernel's own buffers, where lanes past the end of a loop may read: four vectors of 512 bits."""

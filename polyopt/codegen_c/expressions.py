@@ -70,6 +70,7 @@ class Context:
     happens:   for a clamped loop variable, whether its iteration happens at all
     written:   for a loop that is written out: the number of this iteration, and how many there are
     copy:      which of the unrolled copies of a vector loop's body this is
+    tail:      the mask, where it only says which lanes are past the end of the vector loop, and not many vectors past
     """
 
     env: Mapping[str, Linear]
@@ -82,6 +83,7 @@ class Context:
     happens: Mapping[str, Value] = field(default_factory=dict)
     written: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     copy: int = 0
+    tail: Value | None = None
 
     def bind(self, name: str, form: Linear, nominal: Linear | None = None) -> Context:
         """The context with a loop variable set."""
@@ -277,8 +279,17 @@ class Expressions:
         if block is not None:
             return block
         is_data = any(isinstance(node, Load) for index in expr.indices for node in walk_expr(index))
-        stored = memory.read(self.f, place, address, context.lanes, context.mask, guard, is_regular=not is_data)
+        mask = None if self._may_read_on(place, address, context) else context.mask
+        stored = memory.read(self.f, place, address, context.lanes, mask, guard, is_regular=not is_data)
         return conversions.from_memory(self.f, stored, expr.dtype)
+
+    @staticmethod
+    def _may_read_on(place: Place, address: memory.Address, context: Context) -> bool:
+        """Whether lanes past the end of the loop may read what they find: numbers that nobody looks at, in a buffer of
+        ours, behind which there is room (`abi.SLACK_BYTES`)."""
+        is_own = place.buffer.space != "argument" and place.buffer.dtype.is_float
+        is_vector = address.scattered is None and address.offset.lane_factor == place.itemsize
+        return is_own and is_vector and context.mask is not None and context.mask == context.tail
 
     def _transposed(
         self, place: Place, expr: Load, address: memory.Address, guard: Value | None, context: Context

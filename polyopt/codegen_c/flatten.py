@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from polyopt.codegen_c.abi import SLACK_BYTES
 from polyopt.codegen_c.expressions import Context, Expressions, Flat
 from polyopt.codegen_c.llvm_text import Value
 from polyopt.codegen_c.values import Linear, both, intrinsic, lane_mask, linear, scalar_of
 from polyopt.dsl.builtins import BUILTINS
-from polyopt.dsl.ir import Const, Op
+from polyopt.dsl.ir import Const, Op, Var
 from polyopt.loops.ir import Expr, For, If, Stmt, Store, expr_children, substatements, walk
 
 MOST_COPIES = 32
 MOST_CODE = 2048
+MOST_TAIL = SLACK_BYTES // 64
+"""Vectors of a loop that may lie past its end and still read a buffer of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,9 @@ def trip_of(x: Expressions, loop: For, context: Context) -> Trip:
     lower, upper = x.uniform(loop.lower, context), x.uniform(loop.upper, context)
     distance = upper - lower
     count = _steps(distance.constant, loop.step) if distance.is_constant else None
-    candidates = [upper, *_upper_bounds(x, loop.upper, context)]
-    spans = [(candidate - lower) for candidate in candidates]
+    above = [upper, *_parts(x, loop.upper, "minimum", context)]
+    below = [lower, *_parts(x, loop.lower, "maximum", context)]
+    spans = [high - low for high in above for low in below]
     bounds = [_steps(span.constant, loop.step) for span in spans if span.is_constant]
     return Trip(lower, upper, loop.step, count, min(bounds, default=None))
 
@@ -50,15 +54,15 @@ def _steps(distance: int, step: int) -> int:
     return max(0, -(-distance // step))
 
 
-def _upper_bounds(x: Expressions, expr: Expr, context: Context) -> list[Linear]:
-    """Linear forms that `expr` is the minimum of."""
+def _parts(x: Expressions, expr: Expr, combine: str, context: Context) -> list[Linear]:
+    """Linear forms that `expr` is the minimum, or the maximum, of."""
     match expr:
-        case Op("minimum", (left, right)):
-            return _upper_bounds(x, left, context) + _upper_bounds(x, right, context)
+        case Op(name, (left, right)) if name == combine:
+            return _parts(x, left, combine, context) + _parts(x, right, combine, context)
         case Op("add" | "sub" as name, (left, right)):
             shift = x.uniform(right, context)
             moved = shift if name == "add" else shift * -1
-            return [bound + moved for bound in _upper_bounds(x, left, context)]
+            return [bound + moved for bound in _parts(x, left, combine, context)]
         case _:
             return [x.uniform(expr, context)]
 
@@ -127,7 +131,8 @@ def vector_contexts(
             mask = lanes_below(x, trip, position, lanes)
         elif flat.count - first < lanes:
             mask = lane_mask(lanes, flat.count - first)
-        wide = replace(context, lanes=lanes, mask=both(x.f, context.mask, mask))
+        tail = mask if context.mask is None and flat.count <= MOST_TAIL * lanes else None
+        wide = replace(context, lanes=lanes, mask=both(x.f, context.mask, mask), tail=tail)
         yield wide.bind(loop.var, replace(position, lane_factor=trip.step), replace(position, lane_factor=trip.step))
 
 
@@ -179,5 +184,5 @@ def _expr_cost(expr: Expr) -> int:
     if isinstance(expr, Op) and BUILTINS[expr.name].ulp:
         own = 20
     elif isinstance(expr, Op) and expr.name in ("floordiv", "mod"):
-        own = 8
+        own = 1 if isinstance(expr.args[0], Var) and isinstance(expr.args[1], Const) else 8  # a tile's number: once
     return own + sum(_expr_cost(child) for child in expr_children(expr))

@@ -54,13 +54,14 @@ class Promoted:
 class Plan:
     """What one loop keeps in registers.
 
-    flat:     the loops inside that must be written out for it, with unknown numbers of iterations
+    flat:     the loops inside that must be written out for it, with unknown numbers of iterations: their trips, one for
+              each iteration of the loops around that are written out; all of one bound
     needed:   serial loops inside of which each must run at least once for it
     is_whole: every store of the loop goes to a register, from inside all loops of `flat` and `needed`
     """
 
     promoted: tuple[Promoted, ...]
-    flat: dict[str, Trip]
+    flat: dict[str, tuple[Trip, ...]]
     needed: dict[str, Trip]
     is_whole: bool
 
@@ -177,7 +178,7 @@ class _Walker:
         self._local: set[str] = set()
         self._stored = stored_buffers(loop.body)
         self._partial = partial
-        self.edges: dict[str, Trip] = {}
+        self.edges: dict[str, tuple[Trip, ...]] = {}
         self.needed: dict[str, Trip] = {}
         self.is_consistent = True
         self._nests: set[frozenset[str]] = set()
@@ -226,7 +227,7 @@ class _Walker:
         if trip is not None and can_be_flat(loop, trip, self._width(loop, context)):
             assert trip.bound is not None, "a loop that can be written out is bounded"
             if trip.count is None:
-                self.is_consistent &= self.edges.setdefault(loop.var, trip) == trip
+                self.is_consistent &= self._add_edge(loop.var, trip)
                 nest = nest | {loop.var}
             flat = Flat(trip.bound, partial=self._partial and trip.count is None)
             yield from self._flat_loop(
@@ -239,6 +240,13 @@ class _Walker:
             nest = nest | {loop.var}
         runs = trip is not None and trip.count != 0
         yield from self.statement(loop.body, context, happens, certain=certain and runs, nest=nest)
+
+    def _add_edge(self, var: str, trip: Trip) -> bool:
+        """Notes one more trip of a loop that is to be written out; whether it can be, as its other trips are."""
+        known = self.edges.get(var, ())
+        if trip not in known:
+            self.edges[var] = (*known, trip)
+        return all(other.bound == trip.bound and other.step == trip.step for other in known)
 
     def _flat_loop(
         self,

@@ -6,11 +6,12 @@ once where the body is small, and masked vectors for the rest; what cannot run i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
+from polyopt.codegen_c.abi import SLACK_BYTES
 from polyopt.codegen_c.expressions import Context, Expressions, Flat
 from polyopt.codegen_c.flatten import (
     Trip,
@@ -108,8 +109,9 @@ class Statements:
         extents = tuple(constant_extent(extent) for extent in buffer.shape)
         strides, count = row_major(extents)
         lanes = context.lanes
-        base = self._f.alloca(f"[{max(count, 1) * lanes} x {memory_scalar(buffer.dtype)}]", 64)
         size = buffer.dtype.itemsize
+        room = max(count, 1) * lanes + SLACK_BYTES // size
+        base = self._f.alloca(f"[{room} x {memory_scalar(buffer.dtype)}]", 64)
         return Place(
             buffer,
             base,
@@ -159,7 +161,7 @@ class Statements:
             else:
                 rest = None if plan.is_whole else partial(self._plain, loop, trip, context)
                 run = partial(self._tiled, loop, trip, plan, context)
-                self._f.branch(self._all(runs, plan.needed), run, rest, kind="guard")
+                self._f.branch(self._all(runs, plan.needed.values()), run, rest, kind="guard")
 
         self._guarded(trip, lambda: self._f.region(whole, stores))
 
@@ -172,19 +174,19 @@ class Statements:
                 self._plain(loop, trip, context)
                 return
             run = partial(self._promoted, loop, trip, clamped, context, partial=True)
-            self._f.branch(self._all(runs, plan.flat), run, kind="guard")
+            self._f.branch(self._all(runs, _trips(plan)), run, kind="guard")
 
         full = partial(self._promoted, loop, trip, plan, context, partial=False)
-        self._f.branch(self._all(is_full, plan.flat), full, at_the_edge, kind="split")
+        self._f.branch(self._all(is_full, _trips(plan)), full, at_the_edge, kind="split")
 
-    def _all(self, holds: Callable[[Expressions, Trip], Value], trips: Mapping[str, Trip]) -> Value:
+    def _all(self, holds: Callable[[Expressions, Trip], Value], trips: Iterable[Trip]) -> Value:
         """Whether something holds of every trip."""
-        return conjunction(self._f, [holds(self._x, trip) for trip in trips.values()]) or TRUE
+        return conjunction(self._f, [holds(self._x, trip) for trip in trips]) or TRUE
 
     def _promoted(self, loop: For, trip: Trip, plan: Plan, context: Context, *, partial: bool) -> None:
         """The loop with its promoted elements in registers."""
         inner = self._planner.load(plan.promoted, context)
-        flat = {var: Flat(edge.bound or 0, partial) for var, edge in plan.flat.items()}
+        flat = {var: Flat(trips[0].bound or 0, partial) for var, trips in plan.flat.items()}
         self._plain(loop, trip, replace(inner, flat={**context.flat, **flat}))
         self._planner.store(plan.promoted, inner)
 
@@ -236,8 +238,9 @@ class Statements:
             }
             outer, self._partials = self._partials, opened
             if flat is not None:
-                for number, inner in enumerate(vector_contexts(self._x, loop, trip, flat, lanes, context)):
-                    self.statement(loop.body, replace(inner, copy=number % copies))
+                self._flat_vectors(loop, trip, flat, lanes, copies, context)
+            elif can_be_flat(loop, trip, lanes):
+                self._full_or_not(loop, trip, lanes, copies, context)
             else:
                 self._vectors(loop, trip, lanes, copies, context)
             self._partials = outer
@@ -248,6 +251,21 @@ class Statements:
             whole()
         else:
             self._guarded(trip, lambda: self._f.region(whole, stored_buffers(loop.body)))
+
+    def _flat_vectors(self, loop: For, trip: Trip, flat: Flat, lanes: int, copies: int, context: Context) -> None:
+        for number, inner in enumerate(vector_contexts(self._x, loop, trip, flat, lanes, context)):
+            self.statement(loop.body, replace(inner, copy=number % copies))
+
+    def _full_or_not(self, loop: For, trip: Trip, lanes: int, copies: int, context: Context) -> None:
+        """A loop over the points of a tile: written out without masks for full tiles, and with masks for others."""
+        assert trip.bound is not None, "a loop that can be written out is bounded"
+
+        def written(*, partial: bool) -> None:
+            self._flat_vectors(loop, trip, Flat(trip.bound or 0, partial), lanes, copies, context)
+
+        self._f.branch(
+            is_full(self._x, trip), lambda: written(partial=False), lambda: written(partial=True), kind="split"
+        )
 
     def _copies(self, loop: For, trip: Trip, lanes: int) -> int:
         """Vectors per iteration of the main loop."""
@@ -321,7 +339,8 @@ class Statements:
         self, loop: For, trip: Trip, first: Linear, lanes: int, mask: Value | None, copy: int, context: Context
     ) -> None:
         position = replace(trip.lower + first * trip.step, lane_factor=trip.step)
-        inner = replace(context, lanes=lanes, mask=both(self._f, context.mask, mask), copy=copy)
+        tail = mask if context.mask is None else None
+        inner = replace(context, lanes=lanes, mask=both(self._f, context.mask, mask), copy=copy, tail=tail)
         self.statement(loop.body, inner.bind(loop.var, position))
 
     def count(self, trip: Trip) -> Value:
@@ -332,6 +351,11 @@ class Statements:
             return scalar_of(self._f, trip.upper - trip.lower)
         rounded = scalar_of(self._f, trip.upper - trip.lower + Linear(trip.step - 1))
         return binary(self._f, "sdiv", rounded, int64(trip.step))
+
+
+def _trips(plan: Plan) -> Iterator[Trip]:
+    """Every trip of the loops that a plan writes out."""
+    return (trip for trips in plan.flat.values() for trip in trips)
 
 
 def constant_extent(extent: object) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from polyopt.codegen_c.abi import ALIGNMENT
+from polyopt.codegen_c.abi import ALIGNMENT, SLACK_BYTES
 from polyopt.dsl.ir import Const, Op
 from polyopt.dtypes import i64
 from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, If, Stmt, integer
@@ -56,27 +56,33 @@ def size_bytes(buffer: Buffer) -> Expr:
 
 
 def offsets(buffers: Sequence[Buffer]) -> tuple[dict[str, Expr], Expr]:
-    """The offset of each buffer, one after the other, and the bytes of all."""
+    """The offset of each buffer, one after the other, and the bytes of all, with room behind them."""
     result: dict[str, Expr] = {}
     used: Expr = integer(0)
     for buffer in buffers:
         result[buffer.name] = used
         used = calculated("add", used, size_bytes(buffer))
-    return result, used
+    return result, calculated("add", used, integer(SLACK_BYTES)) if buffers else used
 
 
 def private_bytes(statement: Stmt) -> Expr:
-    """Bytes that the workspace `Alloc`s of a statement need at once; those in sequence share their space."""
+    """Bytes that the workspace `Alloc`s of a statement need at once, and the room behind them; 0 for none."""
+    used = _private_bytes(statement)
+    return used if used == integer(0) else calculated("add", used, integer(SLACK_BYTES))
+
+
+def _private_bytes(statement: Stmt) -> Expr:
+    """Those in sequence share their space."""
     match statement:
         case Block(body):
-            return _most([private_bytes(inner) for inner in body])
+            return _most([_private_bytes(inner) for inner in body])
         case For(body=body):
-            return private_bytes(body)
+            return _private_bytes(body)
         case If(then=then, otherwise=otherwise):
-            return _most([private_bytes(inner) for inner in (then, otherwise) if inner is not None])
+            return _most([_private_bytes(inner) for inner in (then, otherwise) if inner is not None])
         case Alloc(buffer, body):
             own = size_bytes(buffer) if buffer.space == "workspace" else integer(0)
-            return calculated("add", own, private_bytes(body))
+            return calculated("add", own, _private_bytes(body))
         case _:
             return integer(0)
 

@@ -86,7 +86,7 @@ def choose(
     width = lanes_of(statement, roles, target)
     length = extents.axis(statement.name, lanes)
     best: tuple[float, RegisterTile] | None = None
-    for axis in (*rows, None):
+    for axis in (None, *rows):
         height = extents.axis(statement.name, axis) if axis is not None else 1
         operands = [
             _operand(access.read.subscripts, axis, lanes, packed=number in packed)
@@ -95,7 +95,7 @@ def choose(
         for tile in _tiles(target.vector_registers, operands, width, height, length):
             candidate = RegisterTile(axis, lanes, *tile)
             merit = candidate.speed * (1 - 0.05 * candidate.traffic)
-            if best is None or merit > best[0]:
+            if best is None or merit >= best[0]:  # of equal ones the inner axis
                 best = merit, candidate
     assert best is not None, "a tile of one vector always fits"
     return best[1]

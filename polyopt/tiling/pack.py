@@ -17,6 +17,7 @@ from math import gcd
 
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis, constant
+from polyopt.dtypes import DType
 from polyopt.poly.dependence import Dependences
 from polyopt.poly.distance import DistanceTester
 from polyopt.poly.roles import Roles
@@ -46,9 +47,10 @@ class Packing:
 
     update: the contraction
     read:   number of the operand among the statement's reads
-    axis:   the axis that panels are cut along
+    axis:   the axis that panels are cut along; empty for a copy that lies as the operand does
     points: of the axis, per panel
     block:  points of the axis that are copied at once; 0 for all panels, ahead of the contraction
+    dtype:  of the copy: that which the contraction converts the operand to, if it does
     panel_bytes: size of one panel
     reason: why where it lies is not good enough
     """
@@ -61,8 +63,11 @@ class Packing:
     array: str
     panel_bytes: int
     reason: str
+    dtype: DType | None = None
 
     def __str__(self) -> str:
+        if not self.axis:
+            return f"{self.array} copied for {self.update}, all of it ahead: {self.reason}"
         when = f"{self.block} columns at a time" if self.block else "all of it ahead"
         return (
             f"{self.array} packed for {self.update} in panels of {self.points} along {self.axis} "
@@ -136,12 +141,22 @@ class _Chooser:
 
     def packings(self, tile: RegisterTile) -> Iterator[Packing]:
         blocked = False
-        for number in range(len(self.update.reads)):
-            packing = self.lane_panels(tile, number) or self.row_panels(tile, number)
+        for number, access in enumerate(self.update.reads):
+            packing = self.lane_panels(tile, number) or self.row_panels(tile, number) or self.converted(number)
             if packing is None or (packing.block and blocked):
                 continue
             blocked |= packing.block > 0
-            yield packing
+            yield replace(packing, dtype=_converted_to(self.update, access.read))
+
+    def converted(self, number: int) -> Packing | None:
+        """A copy of an operand that is converted each time it is read."""
+        read = self.update.reads[number].read
+        dtype = _converted_to(self.update, read)
+        plain = read.boundary is None and all(isinstance(s, Affine) for s in read.subscripts)
+        if dtype is None or not plain or self.reuse(read) < LEAST_REUSE:
+            return None
+        reason = f"it is converted to {dtype.name} once"
+        return Packing(self.update.name, number, "", 0, 0, read.tensor, 0, reason)
 
     def lane_panels(self, tile: RegisterTile, number: int) -> Packing | None:
         """Panels of the operand that the lanes run along."""
@@ -219,6 +234,17 @@ class _Chooser:
         return min(way, distinct_rows * max(points * array.dtype.itemsize, self.target.line_bytes)) * WAYS
 
 
+def _converted_to(update: Statement, read: ir.Read) -> DType | None:
+    """The dtype that every use of a read is converted to, at once and to more bits; None where there is none."""
+    casts = {e.dtype for e in ir.walk(update.value) if isinstance(e, ir.Cast) and e.arg == read}
+    uses = sum(e == read for e in ir.walk(update.value))
+    converted = sum(isinstance(e, ir.Cast) and e.arg == read for e in ir.walk(update.value))
+    if len(casts) != 1 or uses != converted:
+        return None
+    (dtype,) = casts
+    return dtype if dtype.bits > read.dtype.bits else None
+
+
 def _axes(read: ir.Read) -> frozenset[str]:
     return frozenset().union(*(axes_of(s) for s in read.subscripts if isinstance(s, Affine)))
 
@@ -283,13 +309,15 @@ def _packed(scop: Scop, packing: Packing) -> tuple[Scop, str, tuple[str, ...]]:
     name = _fresh(f"{packing.array}_packed", names)
     copy, order = _copy_statement(scop, update, access, packing, name)
     source = scop.array(packing.array)
-    cut = _cut_dimension(access.read, packing.axis)
-    panels = -(-source.shape[cut].constant // packing.points)
-    shape = (constant(panels), *(source.shape[d] for d in order), constant(packing.points))
+    shape, along = source.shape, False
+    if packing.axis:
+        cut = _cut_dimension(access.read, packing.axis)
+        panels = -(-source.shape[cut].constant // packing.points)
+        shape = (constant(panels), *(source.shape[d] for d in order), constant(packing.points))
+        along = cut == len(access.read.subscripts) - 1
     redirected = _redirected(scop, update, access, packing, name, order)
     statements = tuple(redirected if s is update else s for s in scop.statements)
-    array = Array(name, source.dtype, shape, "local")
-    along = cut == len(access.read.subscripts) - 1
+    array = Array(name, packing.dtype or source.dtype, shape, "local")
     scanned = copy.axes[1:-1] if along else ()
     return replace(scop, statements=(copy, *statements), arrays=(*scop.arrays, array)), name, scanned
 
@@ -300,6 +328,8 @@ def _cut_dimension(read: ir.Read, name: str) -> int:
 
 def _inner_order(read: ir.Read, update: Statement, packing: Packing) -> tuple[int, ...]:
     """The operand's other dimensions, in the order in which the contraction's loops step through them."""
+    if not packing.axis:
+        return tuple(range(len(read.subscripts)))
     cut = _cut_dimension(read, packing.axis)
 
     def depth(dimension: int) -> int:
@@ -315,16 +345,20 @@ def _copy_statement(
 ) -> tuple[Statement, tuple[int, ...]]:
     """`packed[panel, e.., j - panel * points] = operand[e.., j]` for every element read, and the order of the e."""
     read, order = access.read, _inner_order(access.read, update, packing)
-    elements = [_element_axis(read, d, packing.axis) for d in range(len(read.subscripts))]
+    elements = [_element_axis(read, d, packing.axis or update.axes[0]) for d in range(len(read.subscripts))]
     panel = _fresh_axis(f"{packing.axis}_panel", update)
     others = tuple(elements[d] for d in order)
-    axes = (panel, *others, packing.axis)
+    axes = (panel, *others, packing.axis) if packing.axis else others
     space = Space(name, axes, scop.sizes)
     source = space.access(read.tensor, [axis(e) for e in elements])
     domain = source.intersect_range(access.relation.range()).domain()
-    domain &= space.aff(axis(panel)).eq_set(space.aff(axis(packing.axis) // packing.points))
-    value = ir.Read(read.tensor, tuple(axis(e) for e in elements), read.dtype, span=read.span)
-    written = (axis(panel), *map(axis, others), axis(packing.axis) - axis(panel) * packing.points)
+    if packing.axis:
+        domain &= space.aff(axis(panel)).eq_set(space.aff(axis(packing.axis) // packing.points))
+    element = ir.Read(read.tensor, tuple(axis(e) for e in elements), read.dtype, span=read.span)
+    value = element if packing.dtype is None else ir.Cast(element, packing.dtype)
+    written = tuple(map(axis, others))
+    if packing.axis:
+        written = (axis(panel), *written, axis(packing.axis) - axis(panel) * packing.points)
     statement = Statement(
         name,
         axes,
@@ -334,7 +368,7 @@ def _copy_statement(
         written,
         value,
         space.access(name, written).intersect_domain(domain),
-        (Access(value, source.intersect_domain(domain)),),
+        (Access(element, source.intersect_domain(domain)),),
         span=update.span,
     )
     return statement, order
@@ -361,13 +395,16 @@ def _redirected(
 ) -> Statement:
     """The update reading the packed panels instead of the operand."""
     old = access.read
-    panel = axis(packing.axis) // packing.points
-    others = tuple(old.subscripts[d] for d in order)
-    new = replace(old, tensor=name, subscripts=(panel, *others, axis(packing.axis) - panel * packing.points))
+    subscripts = tuple(old.subscripts[d] for d in order)
+    if packing.axis:
+        panel = axis(packing.axis) // packing.points
+        subscripts = (panel, *subscripts, axis(packing.axis) - panel * packing.points)
+    new = replace(old, tensor=name, subscripts=subscripts, dtype=packing.dtype or old.dtype)
+    replaced = old if packing.dtype is None else ir.Cast(old, packing.dtype)
 
     def visit(expr: ir.Expr) -> ir.Expr:
         expr = ir.rebuild(expr, visit)
-        return new if expr == old else expr
+        return new if expr == replaced else expr
 
     space = Space(update.name, update.axes, scop.sizes)
     relation = space.access(name, [s for s in new.subscripts if isinstance(s, Affine)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import f32, f64
+from polyopt import f16, f32, f64
 from polyopt.fusion import decide
 from polyopt.poly import dependence, extract
 from polyopt.poly.scop import Scop
@@ -200,6 +200,23 @@ def test_names_of_copies_are_new() -> None:
 
     scop = product.lower(M=40, N=130, K=20, target=TINY).scop
     assert "w_packed_2" in {array.name for array in scop.arrays}
+
+
+def test_narrow_operands_are_converted_as_they_are_copied() -> None:
+    @po.op
+    def narrow(x: f16[M, K], y: f16[K, N]):
+        z = po.tensor("z")
+        z[i, j] += x[i, k] * y[k, j]
+        return z
+
+    numbers = np.random.default_rng(0)
+    x, y = (numbers.integers(-3, 4, (40, 40)).astype(np.float16) for _ in range(2))
+    lowering = narrow.lower(x, y, target=MACHINE)
+    assert lowering.fallback == "" and "x copied for z_update, all of it ahead: it is converted" in str(lowering.fusion)
+    assert {a.dtype for a in lowering.scop.arrays if a.name in ("x_packed", "y_packed")} == {f32}
+    (result,) = running.run(lowering.loops, {"x": x, "y": y}).values()
+    np.testing.assert_array_equal(result, (x.astype(np.float32) @ y.astype(np.float32)).astype(np.float16))
+    np.testing.assert_array_equal(narrow(x, y), result)
 
 
 def test_a_plan_says_why_an_operand_is_packed() -> None:
