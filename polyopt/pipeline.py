@@ -22,7 +22,7 @@ from polyopt.codegen_c import emit, mapping
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
-from polyopt.fusion import attach, rewrite
+from polyopt.fusion import attach, cascade, lift, rewrite, running
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
 from polyopt.loops import lower as loops_lower
@@ -104,6 +104,21 @@ def build(lowering: Lowering) -> Built:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Rewritten:
+    """The program after rewrites, its scop, and what one-pass reductions ask of the fusion.
+
+    rows:  for each statement of a cascade, the loops that it shares, outermost first
+    notes: a sentence for each cascade
+    """
+
+    program: ir.Program
+    scop: Scop
+    dependences: Dependences
+    rows: Mapping[str, tuple[tuple[str, Affine], ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Copies:
     """What tiles compute or copy for themselves. result: the scop with these statements in it."""
 
@@ -140,13 +155,41 @@ class Lowering:
     @cached_property
     def rewritten(self) -> ir.Program:
         """The program after exact rewrites."""
-        return rewrite.rewrite(self.program, numerics=self.options.numerics)
+        return self._rewritten.program
+
+    @cached_property
+    def _rewritten(self) -> Rewritten:
+        plain = rewrite.rewrite(self.program, numerics=self.options.numerics)
+        if self.options.numerics == "strict" or self.given_up:
+            return self._extracted(plain)
+        program = lift.maxima(plain)
+        plans = (cascade.decide(program, tensor.name) for tensor in program.tensors)
+        if not any(plan is not None for plan in plans):
+            return self._extracted(plain)
+        found = self._extracted(program)
+        for tensor in program.tensors:
+            plan = cascade.decide(found.program, tensor.name)
+            if plan is None:
+                continue
+            one_pass, blocks = running.apply(found.program, plan)
+            one = self._extracted(one_pass)
+            rows = {**found.rows, **blocks.shared_rows(one.scop, taken=found.rows)}
+            if fusion_decide.can_share(one.scop, one.dependences, rows):
+                found = replace(one, rows=rows, notes=(*found.notes, str(plan)))
+            else:
+                _LOG.warning("%s: not in one pass, its parts need loops of their own: %s", self.program.name, plan)
+        return found
+
+    def _extracted(self, program: ir.Program) -> Rewritten:
+        scop = extract.extract(program)
+        return Rewritten(program, scop, dependence.compute(scop, strict=self.options.numerics == "strict"))
 
     @cached_property
     def _copies(self) -> Copies:
         """Producers that tiles compute anew, and operands that tiles copy."""
-        scop = extract.extract(self.rewritten)
-        dependences = dependence.compute(scop, strict=self.options.numerics == "strict")
+        scop, dependences = self._rewritten.scop, self._rewritten.dependences
+        if self._rewritten.rows:  # its blocks fit the cache
+            return Copies(attach.AttachPlan(), pack.PackPlan(), attach.Attached(scop, {}))
         l2_bytes = self.options.target.l2_bytes
         if self.given_up:
             return Copies(attach.AttachPlan(), pack.PackPlan(), attach.apply(scop, attach.AttachPlan()))
@@ -199,13 +242,13 @@ class Lowering:
         """Which statements share which loops, and why."""
         try:
             with self._bounded("choose the loops"):
-                rows = self._copies.result.rows
-                plan = fusion_decide.decide(self.scop, self.dependences, rows, merge=not self.given_up)
+                rows, shared = self._copies.result.rows, self._rewritten.rows
+                plan = fusion_decide.decide(self.scop, self.dependences, rows, shared, merge=not self.given_up)
         except DefinitionError:
             self._refuse_cycles()
             raise
         copies = (*self._copies.windows.attachments, *self._copies.panels.packings)
-        plan = replace(plan, copies=tuple(str(copy) for copy in copies))
+        plan = replace(plan, copies=(*self._rewritten.notes, *(str(copy) for copy in copies)))
         for decision in plan.decisions:
             _STAGE_LOGS["fusion"].info("%s: %s", self.program.name, decision)
         return plan

@@ -28,25 +28,48 @@ TileRows = Mapping[str, tuple[tuple[str, Affine], ...]]
 
 
 def decide(
-    scop: Scop, dependences: Dependences, tile_rows: TileRows | None = None, *, merge: bool = True
+    scop: Scop,
+    dependences: Dependences,
+    tile_rows: TileRows | None = None,
+    shared_rows: TileRows | None = None,
+    *,
+    merge: bool = True,
 ) -> FusionPlan:
     """The tree of shared loops of a scop.
 
-    tile_rows: names and rows of loops that come before a statement's other axes: over tiles (see `attach`), or over
-               axes that are to be scanned first
-    merge:     whether components of mutual dependence may share loops with others; without it, they run one after the
-               other in the order of their dependences, which takes few tests
+    tile_rows:   names and rows of loops that come before a statement's other axes: over tiles (see `attach`), or over
+                 axes that are to be scanned first
+    shared_rows: names and rows of loops that statements share before all others, outermost first (see `cascade`)
+    merge:       whether components of mutual dependence may share loops with others; without it, they run one after
+                 the other in the order of their dependences, which takes few tests
 
     Raises `DefinitionError` where an element depends on itself, `ScheduleError` where no order was found.
     """
     tiles = {name: dict(rows) for name, rows in (tile_rows or {}).items()}
-    fuser = _Fuser(scop, DistanceTester.of(scop), Roles.of(scop), dependences, tiles, merges=merge)
+    shared = {name: dict(rows) for name, rows in (shared_rows or {}).items()}
+    fuser = _Fuser(scop, DistanceTester.of(scop), Roles.of(scop), dependences, tiles, shared, merges=merge)
     names = tuple(s.name for s in scop.statements)
-    remaining = {
-        name: tuple(dict.fromkeys((*tiles.get(name, ()), *fuser.roles.by_statement[name].axes))) for name in names
-    }
+    remaining = {name: fuser.axes_after(name) for name in names}
     tree = fuser.block(names, dependences.ordered, remaining, inside_parallel=False)
     return FusionPlan(tree, tuple(fuser.decisions))
+
+
+def can_share(scop: Scop, dependences: Dependences, shared_rows: TileRows) -> bool:
+    """Whether loops over shared rows run no dependence backwards, and all but the innermost carry none."""
+    tester = DistanceTester.of(scop)
+    inside = [d for d in dependences.ordered if d.source in shared_rows and d.target in shared_rows]
+    for dependence in inside:
+        source, target = (dict(shared_rows[name]) for name in (dependence.source, dependence.target))
+        common = [loop for loop in source if loop in target]
+        for number, loop in enumerate(common):
+            rows = {dependence.source: source[loop], dependence.target: target[loop]}
+            if dependence.source == dependence.target:
+                rows = {dependence.source: source[loop]}
+            last = number == max(len(source), len(target)) - 1
+            legal = tester.respects([dependence], rows) if last else tester.is_coincident([dependence], rows)
+            if not legal:
+                return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +98,42 @@ class _Fuser:
     roles: Roles
     dependences: Dependences
     tiles: Mapping[str, Mapping[str, Affine]]
+    shared: Mapping[str, Mapping[str, Affine]]
     merges: bool = True
     decisions: list[Decision] = field(default_factory=list)
+
+    def axes_after(self, name: str) -> tuple[str, ...]:
+        """What a statement's loops may scan: the loops it must share, tiles, then its own axes, but those that a
+        shared loop scans point by point."""
+        shared = self.shared.get(name, {})
+        scanned = {str(row) for row in shared.values()}
+        own = tuple(a for a in self.roles.by_statement[name].axes if a not in scanned)
+        return tuple(dict.fromkeys((*shared, *self.tiles.get(name, ()), *own)))
 
     def block(
         self, names: Sequence[str], dependences: Sequence[Dependence], remaining: Remaining, *, inside_parallel: bool
     ) -> Tree:
         """A tree for statements whose outer loops are settled; `dependences` are those not carried outside."""
-        edges = [(d.source, d.target) for d in dependences]
-        found = graph.components(names, edges)
-        groups = [self.seed(component, dependences, remaining) for component in found]
+        together = self.sharing(names, dependences, remaining)
+        rest = tuple(name for name in names if not any(name in group.statements for group in together))
+        found = graph.components(rest, [(d.source, d.target) for d in _within(rest, dependences)])
+        groups = [*together, *(self.seed(component, dependences, remaining) for component in found)]
         groups = self.merge(groups, dependences, remaining, inside_parallel=inside_parallel)
         return sequence([self.nest(group, dependences, remaining, inside_parallel) for group in groups])
+
+    def sharing(self, names: Sequence[str], dependences: Sequence[Dependence], remaining: Remaining) -> list[_Group]:
+        """A group for each loop that the statements must share next."""
+        by_loop: dict[str, list[str]] = {}
+        for name in names:
+            if remaining[name] and remaining[name][0] in self.shared.get(name, {}):
+                by_loop.setdefault(remaining[name][0], []).append(name)
+        groups = []
+        for loop, members in by_loop.items():
+            rows = {name: self.shared[name][loop] for name in members}
+            recurrent = not self.tester.is_coincident(_within(members, dependences), rows)
+            spent = dict.fromkeys(members, loop)
+            groups.append(_Group(tuple(members), (rows,), (spent,), recurrent=recurrent, cyclic=recurrent))
+        return groups
 
     def seed(self, component: tuple[str, ...], dependences: Sequence[Dependence], remaining: Remaining) -> _Group:
         inner = _within(component, dependences)
@@ -146,8 +193,7 @@ class _Fuser:
         *,
         inside_parallel: bool,
     ) -> tuple[int, int, _Group] | None:
-        cyclic_first = sorted(dict.fromkeys(edges), key=lambda e: not (groups[e[0]].cyclic and groups[e[1]].cyclic))
-        for producer, consumer in cyclic_first:
+        for producer, consumer in sorted(dict.fromkeys(edges), key=lambda e: self.urgency(groups, e, dependences)):
             pair = (groups[producer].statements, groups[consumer].statements)
             if pair in refused or self.goes_around(producer, consumer, edges):
                 continue
@@ -160,6 +206,14 @@ class _Fuser:
                 return producer, consumer, group
             refused.add(pair)
         return None
+
+    def urgency(
+        self, groups: Sequence[_Group], edge: tuple[int, int], dependences: Sequence[Dependence]
+    ) -> tuple[bool, bool]:
+        """What is joined first: recurrences with one another, then start values with their reduction."""
+        producer, consumer = groups[edge[0]], groups[edge[1]]
+        between = [d for d in dependences if d.source in producer.statements and d.target in consumer.statements]
+        return not (producer.cyclic and consumer.cyclic), not self.only_starts(producer, between)
 
     @staticmethod
     def goes_around(producer: int, consumer: int, edges: list[tuple[int, int]]) -> bool:
@@ -262,11 +316,11 @@ class _Fuser:
         flows = [d for d in between if d.kind == "flow"]
         if not flows or (not fused and reason == "no loop is left to share"):
             return
-        array = flows[0].array
+        array = flows[-1].array
         tiled = any(self.tiles.get(name) for name in (*producer.statements, *consumer.statements))
         saved = 2 * self.roles.bytes(array) if fused and not tiled else 0  # an array in tiles has a copy for each
         verdict = "fused" if fused else "kept apart"
-        decision = Decision(producer.statements[-1], consumer.statements[0], array, verdict, reason, saved)
+        decision = Decision(flows[-1].source, flows[-1].target, array, verdict, reason, saved)
         if decision not in self.decisions:
             self.decisions.append(decision)
 

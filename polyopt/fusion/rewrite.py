@@ -6,7 +6,7 @@ consumers where computing it again costs less than storing and loading it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -206,22 +206,30 @@ def cost(expr: ir.Expr) -> int:
     return own + sum(cost(child) for child in ir.children(expr))
 
 
+def inlined(equation: ir.Equation, producers: Sequence[ir.Equation]) -> ir.Equation:
+    """The equation with reads of pointwise producers replaced by their values, the last producer's first."""
+    for producer in reversed(producers):
+        equation = _map_values(equation, partial(_with, producer=producer))
+    return equation
+
+
 def _with(expr: ir.Expr, producer: ir.Equation) -> ir.Expr:
     """The expression with reads of the producer's tensor replaced by its value."""
     expr = ir.rebuild(expr, lambda child: _with(child, producer))
     if isinstance(expr, ir.Read) and expr.tensor == producer.tensor:
         at = {a.name: s for a, s in zip(producer.axes, expr.subscripts, strict=True) if isinstance(s, Affine)}
-        return _at(producer.value, at)
+        return at_axes(producer.value, at)
     return expr
 
 
-def _at(expr: ir.Expr, at: Mapping[str, Affine]) -> ir.Expr:
-    """The expression with axes replaced by affine expressions."""
+def at_axes(expr: ir.Expr, at: Mapping[str, Affine], *, deep: bool = True) -> ir.Expr:
+    """The expression with axes replaced by affine expressions; without `deep` what it has itself, not its parts."""
 
     def moved(affine: Affine) -> Affine:
         return substitute(affine, lambda atom: at.get(atom.name) if isinstance(atom, AxisRef) else None)
 
-    expr = ir.rebuild(expr, lambda child: _at(child, at))
+    if deep:
+        expr = ir.rebuild(expr, lambda child: at_axes(child, at))
     match expr:
         case ir.IndexValue(affine):
             return replace(expr, affine=moved(affine))
@@ -229,6 +237,8 @@ def _at(expr: ir.Expr, at: Mapping[str, Affine]) -> ir.Expr:
             return replace(expr, subscripts=tuple(moved(s) if isinstance(s, Affine) else s for s in subscripts))
         case ir.Where(condition):
             return replace(expr, condition=map_condition(condition, moved))
+        case ir.Reduce(guard=guard):
+            return replace(expr, guard=map_condition(guard, moved))
         case _:
             return expr
 

@@ -31,6 +31,9 @@ def _visit(statement: Stmt) -> Stmt:
             return Block(tuple(_visit(inner) for inner in body))
         case For(kind="serial" | "vector", step=1) if _is_innermost(statement):
             return _split_loop(statement)
+        case For(kind="serial", step=1):
+            pieces = _split_bounds(replace(statement, body=_visit(statement.body)))
+            return pieces[0] if len(pieces) == 1 else Block(pieces)
         case For() | Alloc():
             return replace(statement, body=_visit(statement.body))
         case If(_, then, otherwise):
@@ -41,6 +44,105 @@ def _visit(statement: Stmt) -> Stmt:
 
 def _is_innermost(loop: For) -> bool:
     return all(isinstance(inner, Block | Store) for inner in walk(loop.body))
+
+
+# --- loops around loops that are written out ------------------------------------------------------------------
+
+
+def _split_bounds(loop: For) -> tuple[For, ...]:
+    """The loop in pieces, in one of which the lanes and rows inside have bounds that it does not move.
+
+    `for j: unrolled for i in range(max(i0, j + c), i0 + 4)` is a register tile up to `j = i0 - c`, and a few iterations
+    at the diagonal of a triangle; between two of them nothing else runs, so their order stays.
+    """
+    for inner in _written_out(loop.body):
+        if _is_bounded(inner):
+            continue
+        for side in ("lower", "upper"):
+            edge = _edge(inner, side, loop.var)
+            if edge is None:
+                continue
+            bound, boundary, is_first = edge
+            lower, upper = _bounded("maximum", loop.lower, boundary), _bounded("minimum", loop.upper, boundary)
+            first, last = replace(loop, upper=upper), replace(loop, lower=lower)
+            if is_first:
+                return (*_split_bounds(replace(first, body=_with_bound(first.body, inner, side, bound))), last)
+            return (first, *_split_bounds(replace(last, body=_with_bound(last.body, inner, side, bound))))
+    return (loop,)
+
+
+def _written_out(body: Stmt) -> Iterator[For]:
+    """The loops straight inside that become lanes or registers."""
+    while isinstance(body, For) and body.kind in ("unrolled", "vector"):
+        yield body
+        body = body.body
+
+
+def _is_bounded(loop: For) -> bool:
+    """Whether a greatest number of iterations is known."""
+    lower = as_affine(loop.lower)
+    uppers = [as_affine(arm) for arm in _arms(loop.upper, "minimum")]
+    return lower is not None and any(upper is not None and (upper - lower).is_constant for upper in uppers)
+
+
+def _edge(inner: For, side: str, variable: str) -> tuple[Expr, Expr, bool] | None:
+    """For a bound that is the greatest (or least) of a part that the variable moves and a part that it does not: the
+    latter, the first iteration on the other side, and whether the latter holds before it."""
+    name = "maximum" if side == "lower" else "minimum"
+    moved: list[Affine] = []
+    still: list[Affine] = []
+    for arm in _arms(inner.lower if side == "lower" else inner.upper, name):
+        affine = as_affine(arm)
+        if affine is None:
+            return None
+        moves = variable in {atom.name for atom in _plain_atoms(affine)}
+        (moved if moves else still).append(affine)
+    if len(moved) != 1 or not still:
+        return None
+    slope = moved[0].coefficient(AxisRef(variable))
+    rest = moved[0] - axis(variable) * slope
+    if abs(slope) != 1 or variable in {atom.name for atom in _plain_atoms(rest)}:
+        return None
+    is_first = (slope == 1) == (side == "lower")
+    # the parts are equal where variable = (still - rest) * slope; there the part that does not move still holds
+    shift = 1 if is_first else 0
+    ends = [affine_expr((part - rest) * slope + shift) for part in still]
+    bound = _joined(name, [affine_expr(part) for part in still])
+    other = {"maximum": "minimum", "minimum": "maximum"}
+    return bound, _joined(name if slope == 1 else other[name], ends), is_first
+
+
+def _arms(expr: Expr, name: str) -> Iterator[Expr]:
+    match expr:
+        case Op(own, (left, right)) if own == name:
+            yield from _arms(left, name)
+            yield from _arms(right, name)
+        case _:
+            yield expr
+
+
+def _joined(name: str, parts: list[Expr]) -> Expr:
+    result = parts[0]
+    for part in parts[1:]:
+        result = Op(name, (result, part), i64)
+    return result
+
+
+def _bounded(name: str, bound: Expr, boundary: Expr) -> Expr:
+    """The bound and the boundary, whichever is further in; as one expression where their distance is known."""
+    first, second = as_affine(bound), as_affine(boundary)
+    if first is not None and second is not None and (first - second).is_constant:
+        takes_first = ((first - second).constant >= 0) == (name == "maximum")
+        return bound if takes_first else boundary
+    return Op(name, (bound, boundary), i64)
+
+
+def _with_bound(body: Stmt, inner: For, side: str, bound: Expr) -> Stmt:
+    """The body with a bound of one of the loops written out replaced."""
+    assert isinstance(body, For), "the loops stand straight inside one another"
+    if body is inner or body == inner:
+        return replace(body, lower=bound) if side == "lower" else replace(body, upper=bound)
+    return replace(body, body=_with_bound(body.body, inner, side, bound))
 
 
 # --- boundaries -----------------------------------------------------------------------------------------------
@@ -186,7 +288,7 @@ def _plain_atoms(affine: Affine) -> Iterator[AxisRef | SizeRef]:
 def as_affine(expr: Expr) -> Affine | None:
     """An i64 expression of loop variables and sizes in normal form; None where it is not affine."""
     match expr:
-        case Const(value):
+        case Const(value, dtype) if not dtype.is_float:
             return constant(int(value))
         case Var(name):
             return axis(name)

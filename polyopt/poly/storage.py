@@ -101,8 +101,8 @@ class _Planner:
         scope = self.private_scope(users, own, tree)
         box = self.boxed(array, users, scope) if scope else None
         if box is not None and all(extent.is_constant for extent in box.extent):
-            return box
-        return self.folded(array, users, own, tree)
+            return self.folded(array, box, own, tree)
+        return self.folded(array, whole(array), own, tree)
 
     def private_scope(self, users: Sequence[str], own: Sequence[Dependence], tree: Tree) -> list[Loop]:
         """The loops around all users in each iteration of which every value is made and used."""
@@ -164,25 +164,33 @@ class _Planner:
         assert result is not None, "an array with users is touched"
         return result.coalesce()
 
-    def folded(self, array: Array, users: Sequence[str], own: Sequence[Dependence], tree: Tree) -> Storage:
-        """A modulus for the dimension that a serial loop around the array's recurrence steps through."""
-        planes = self.planes(array, own, tree)
+    def folded(self, array: Array, held: Storage, own: Sequence[Dependence], tree: Tree) -> Storage:
+        """The storage with a modulus for the dimension that a serial loop inside its scope, around the array's
+        recurrence, steps through."""
+        planes = self.planes(array, own, tree, frozenset(held.scope))
         if planes is None:
-            return whole(array)
+            return held
         dimension, modulus = planes
-        extent = array.shape[dimension]
-        if not extent.is_constant or extent.constant <= modulus:
-            return whole(array)
-        shape = tuple(constant(modulus) if d == dimension else e for d, e in enumerate(array.shape))
+        extent = held.extent[dimension]
+        if extent.is_constant and extent.constant <= modulus:
+            return held
         modulo = tuple(modulus if d == dimension else None for d in range(len(array.shape)))
         if overwritten(array.name, modulo, (d for d in own if d in self.dependences.ordered), self.order):
-            return whole(array)
-        return Storage(array.name, (), (constant(0),) * len(array.shape), shape, modulo)
+            return held
+        zero = constant(0)
+        shape = tuple(constant(modulus) if d == dimension else e for d, e in enumerate(held.extent))
+        offset = tuple(zero if d == dimension else o for d, o in enumerate(held.offset))
+        return Storage(array.name, held.scope, offset, shape, modulo)
 
-    def planes(self, array: Array, own: Sequence[Dependence], tree: Tree) -> tuple[int, int] | None:
-        """(dimension, planes alive at once) for the outermost serial loop that writes plane after plane."""
+    def planes(
+        self, array: Array, own: Sequence[Dependence], tree: Tree, scope: frozenset[str]
+    ) -> tuple[int, int] | None:
+        """(dimension, planes alive at once) for the outermost serial loop inside a scope that writes plane after
+        plane."""
         writers = self.scop.writers(array.name)
         for loop in _serial_loops(tree):
+            if loop.name in scope:
+                continue
             inside = [s for s in writers if s.name in loop.statements]
             if not inside:
                 continue

@@ -1,0 +1,515 @@
+"""Cascades of reductions that can run in one pass: which sums follow a running maximum.
+
+A sum over an axis whose summand depends on the maximum over the same axis seems to need the finished maximum, and so a
+second pass over everything that led to it. Where the summand moves with the maximum by a factor of its own (see
+`rescale`), both run in one loop over blocks of the axis: each block has its maximum, the running maximum follows, and
+the running sums are multiplied by the factor. What the blocks compute on the way lives for one block: attention by its
+definition needs no array of scores. An identity in exact arithmetic, so not for strict numerics.
+
+`decide` looks at the program and gives the cascades that pay; `running` writes them as recurrences over the blocks.
+Sources: [OnlineSoftmax18], [FlashAttention22].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import islpy as isl
+
+from polyopt.dsl import ir
+from polyopt.dsl.affine import (
+    TRUE,
+    Affine,
+    And,
+    AxisRef,
+    Condition,
+    axes_of,
+    axis,
+    condition_affines,
+    conjunction,
+    map_condition,
+    substitute,
+)
+from polyopt.fusion import rescale
+from polyopt.fusion.rescale import Rescale
+from polyopt.fusion.rewrite import at_axes, inlined
+from polyopt.poly.space import Space
+
+ROWS = POINTS = 96
+"""Rows and points of a block: every usual register tile divides them."""
+
+LEAST_ROWS = 16
+"""Rows that must share what a block reads for blocks to pay."""
+
+KEPT_BYTES = 1 << 17
+"""Bytes between the reductions that stay in a cache anyway."""
+
+ASSUMED = 512
+"""An extent that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSum:
+    """A sum that runs with the maximum.
+
+    node:    the reduction, as it stands in its consumer
+    weight:  the part of the summand that moves with the maximum
+    rest:    the factors that do not; None for none
+    outside: factors that the axis leaves alone, which leave the sum; each with whether it divides
+    rescale: how the weight moves
+    """
+
+    node: ir.Reduce
+    weight: ir.Expr
+    rest: ir.Expr | None
+    outside: tuple[tuple[ir.Expr, bool], ...]
+    rescale: Rescale
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """An equation with running sums: all that moves with the maximum written into it, its axes named as the maximum's.
+
+    was: the name of the equation it replaces
+    """
+
+    was: str
+    equation: ir.Equation
+    sums: tuple[RunningSum, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cascade:
+    """A maximum and the sums that run with it.
+
+    maximum:   its tensor
+    rows, row: the axes of its elements; the one of them that is cut into blocks of rows
+    point:     the axis that is reduced over, cut into blocks of points
+    leaves:    reads of local tensors with an element for every row and point, producers first
+    tile:      rows and points of a block
+    """
+
+    maximum: str
+    rows: tuple[str, ...]
+    row: str
+    point: str
+    leaves: tuple[ir.Read, ...]
+    consumers: tuple[Consumer, ...]
+    tile: tuple[int, int]
+
+    @property
+    def block(self) -> str:
+        return f"{self.point}_block"
+
+    def __str__(self) -> str:
+        sums = ", ".join(dict.fromkeys(c.equation.tensor for c in self.consumers))
+        moves = ", ".join(dict.fromkeys(str(s.rescale) for c in self.consumers for s in c.sums))
+        leaves = ", ".join(leaf.tensor for leaf in self.leaves)
+        kept = f"; {leaves} exist for {self.tile[0]} x {self.tile[1]} points at a time"
+        return f"{self.maximum} and the sums of {sums} in one pass over {self.point}, rescaled by {moves}{kept}"
+
+
+def decide(
+    program: ir.Program, maximum: str, *, tile: tuple[int, int] = (ROWS, POINTS), kept_bytes: int = KEPT_BYTES
+) -> Cascade | None:
+    """The cascade that starts from a tensor; None where there is none, none that pays, or no such tensor any more.
+
+    tile:       rows and points of a block
+    kept_bytes: bytes between the reductions that stay in a cache without blocks
+    """
+    tensors = [tensor for tensor in program.tensors if tensor.name == maximum]
+    return _Finder(program, tile, kept_bytes).cascade(tensors[0]) if tensors else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The maximum: its equation, its reduction and the names of its axes."""
+
+    equation: ir.Equation
+    reduce: ir.Reduce
+    rows: tuple[str, ...]
+    point: str
+
+    @property
+    def read(self) -> ir.Read:
+        """The maximum at the row at hand."""
+        subscripts = tuple(axis(name) for name in self.rows)
+        return ir.Read(self.equation.tensor, subscripts, self.reduce.dtype)
+
+
+@dataclass(slots=True)
+class _Finder:
+    program: ir.Program
+    tile: tuple[int, int]
+    kept_bytes: int
+
+    def cascade(self, tensor: ir.Tensor) -> Cascade | None:
+        frame = self.frame(tensor)
+        if frame is None:
+            return None
+        leaves = self.leaves(frame)
+        if leaves is None or not self.pays(frame, leaves):
+            return None
+        consumers = self.consumers(frame, leaves)
+        if not consumers or self.is_interrupted(frame, consumers):
+            return None
+        return Cascade(tensor.name, frame.rows, self.row(frame), frame.point, leaves, consumers, self.tile)
+
+    # -- the maximum -------------------------------------------------------------------------------------------
+
+    def frame(self, tensor: ir.Tensor) -> _Frame | None:
+        equation = _alone(self.program, tensor.name)
+        if equation is None or equation.is_accumulation or not isinstance(equation.value, ir.Reduce):
+            return None
+        reduce = equation.value
+        if reduce.reducer.name not in ("max", "min") or not reduce.dtype.is_float or len(reduce.axes) != 1:
+            return None
+        point = reduce.axes[0]
+        if point.lower != (Affine(0),) or len(point.upper) != 1 or not equation.axes:
+            return None
+        if reduce.reducer.neutral is not None or not self.has_points(equation, reduce):
+            return None  # the maximum over nothing would need its start value
+        return _Frame(equation, reduce, tuple(a.name for a in equation.axes), point.name)
+
+    def has_points(self, equation: ir.Equation, reduce: ir.Reduce) -> bool:
+        """Whether every row has a point to reduce over."""
+        axes = (*equation.axes, *reduce.axes)
+        space = Space("", tuple(a.name for a in axes), self.program.sizes)
+        rows = Space("", tuple(a.name for a in equation.axes), self.program.sizes)
+        points = space.box(axes) & space.condition(reduce.guard)
+        reached = points.project_out(isl.dim_type.set, len(equation.axes), len(reduce.axes))
+        return bool((rows.box(equation.axes) & conditions(self.program, rows)).is_subset(reached))
+
+    def leaves(self, frame: _Frame) -> tuple[ir.Read, ...] | None:
+        """Local tensors with an element per row and point that the maximum is over, producers first; None where one
+        is read otherwise than row by row and point by point."""
+        found: dict[str, ir.Read] = {}
+
+        def visit(expr: ir.Expr) -> bool:
+            for read in ir.reads(expr):
+                if self.program.tensor(read.tensor).role != "local" or not {frame.point, *frame.rows} <= axes_in(read):
+                    continue
+                if read.tensor in found:
+                    if found[read.tensor] != read:
+                        return False
+                    continue
+                own = _alone(self.program, read.tensor)
+                if own is None or len(_plain_axes(read) or ()) != len(frame.rows) + 1:
+                    return False
+                equation = _leaf_equation(own, read, frame.rows, frame.point)
+                if equation is None or _parts(equation.guard) not in (frozenset(), _parts(frame.reduce.guard)):
+                    return False
+                if not visit(equation.value):
+                    return False
+                found[read.tensor] = read
+            return True
+
+        return tuple(found.values()) if visit(frame.reduce.body) else None
+
+    def pays(self, frame: _Frame, leaves: tuple[ir.Read, ...]) -> bool:
+        """Whether arrays with an element per row and point, made by reductions of their own, outgrow the cache."""
+        made = [_alone(self.program, leaf.tensor) for leaf in leaves]
+        heavy = any(e is not None and (e.is_accumulation or _has_reduce(e.value)) for e in made)
+        points = _extent(frame.reduce.axes[0])
+        for row in frame.equation.axes:
+            points *= _extent(row)
+        rows = next(a for a in frame.equation.axes if a.name == self.row(frame))
+        return heavy and points * frame.reduce.dtype.itemsize > self.kept_bytes and _extent(rows) >= LEAST_ROWS
+
+    @staticmethod
+    def row(frame: _Frame) -> str:
+        """The axis of rows to cut into blocks: the last one long enough."""
+        long = [a.name for a in frame.equation.axes if _extent(a) >= LEAST_ROWS]
+        return long[-1] if long else frame.rows[-1]
+
+    # -- the sums ----------------------------------------------------------------------------------------------
+
+    def consumers(self, frame: _Frame, leaves: tuple[ir.Read, ...]) -> tuple[Consumer, ...]:
+        """The equations with running sums; none where something else needs a leaf as a whole."""
+        own = {frame.equation.tensor, *(leaf.tensor for leaf in leaves)}
+        moving = self.moving(frame, leaves)
+        found: list[Consumer] = []
+        for equation in self.program.equations:
+            if equation.tensor in own or equation.tensor in moving:
+                continue
+            if not any(read.tensor in own or read.tensor in moving for read in _reads(equation)):
+                continue
+            whole = inlined(equation, [e for name, e in moving.items()])
+            consumer = self.consumer(frame, leaves, whole)
+            if consumer is None:
+                return ()
+            if consumer.sums:
+                found.append(consumer)
+        return tuple(found)
+
+    def moving(self, frame: _Frame, leaves: tuple[ir.Read, ...]) -> dict[str, ir.Equation]:
+        """Local tensors that are plain expressions of the maximum or of leaves; a producer comes before its readers."""
+        found: dict[str, ir.Equation] = {}
+        known = {frame.equation.tensor, *(leaf.tensor for leaf in leaves)}
+        for _ in self.program.tensors:
+            for tensor in self.program.tensors:
+                equation = _alone(self.program, tensor.name)
+                if tensor.role != "local" or equation is None or tensor.name in known or equation.is_accumulation:
+                    continue
+                if _has_reduce(equation.value) or not any(r.tensor in known for r in _reads(equation)):
+                    continue
+                found[tensor.name] = inlined(equation, list(found.values()))
+                known.add(tensor.name)
+        return found
+
+    def consumer(self, frame: _Frame, leaves: tuple[ir.Read, ...], equation: ir.Equation) -> Consumer | None:
+        """The equation with its running sums named as the maximum names its axes; None where it needs a leaf
+        outside of them."""
+        equation = as_definition(self.program, equation)
+        names: dict[str, str] = {}
+        for node in self.touching(equation.value, frame, leaves):
+            own = self.names(node, frame)
+            if own is None or any(names.get(name, own[name]) != own[name] for name in own):
+                return None
+            names |= own
+        tensors = {leaf.tensor for leaf in leaves}
+        if not names:
+            needs = any(read.tensor in tensors for read in _reads(equation))
+            return None if needs else Consumer(equation.name, equation, ())
+        if equation.is_accumulation or equation.guard != TRUE:
+            return None
+        equation = renamed(equation, apart(equation, names, frame.rows, frame.point))
+        nodes = list(self.touching(equation.value, frame, leaves))
+        sums = [self.running(node, frame) for node in nodes]
+        stripped = without(equation.value, nodes)
+        if any(read.tensor in tensors and read not in leaves for node in nodes for read in ir.reads(node)):
+            return None
+        if any(read.tensor in tensors for read in ir.reads(stripped)):
+            return None
+        if not set(frame.rows) <= {a.name for a in equation.axes}:
+            return None
+        found = tuple(s for s in dict.fromkeys(sums) if s is not None)
+        return None if None in sums else Consumer(equation.name, equation, found)
+
+    @staticmethod
+    def touching(expr: ir.Expr, frame: _Frame, leaves: tuple[ir.Read, ...]) -> Iterator[ir.Reduce]:
+        """The reductions that need a leaf, or the maximum at each of the points that they reduce over."""
+        tensors = {leaf.tensor for leaf in leaves}
+        for node in ir.walk(expr):
+            if isinstance(node, ir.Reduce):
+                mine = {a.name for a in node.axes}
+                for read in ir.reads(node.body):
+                    same = read.tensor == frame.equation.tensor and not mine & axes_in(read)
+                    if read.tensor in tensors or same:
+                        yield node
+                        break
+
+    def names(self, node: ir.Reduce, frame: _Frame) -> dict[str, str] | None:
+        """What the maximum calls the axes that a sum reads it with; None where it reads it otherwise."""
+        if node.reducer.name != "sum" or len(node.axes) != 1:
+            return None
+        reads = {r.subscripts for r in ir.reads(node.body) if r.tensor == frame.equation.tensor}
+        if len(reads) != 1:
+            return None
+        axes = _plain_axes(ir.Read(frame.equation.tensor, reads.pop(), node.dtype))
+        if axes is None:
+            return None
+        return {**dict(zip(axes, frame.rows, strict=True)), node.axes[0].name: frame.point}
+
+    def running(self, node: ir.Reduce, frame: _Frame) -> RunningSum | None:
+        """A sum, its axes named as the maximum's, taken apart; None where it does not move as it should."""
+        own, theirs = node.axes[0], frame.reduce.axes[0]
+        if (
+            (own.lower, own.upper) != (theirs.lower, theirs.upper)
+            or _parts(node.guard) != _parts(frame.reduce.guard)
+            or node.dtype != frame.reduce.dtype
+        ):
+            return None
+        moving, rest, outside = [], [], []
+        for part, inverted in rescale.factors(node.body):
+            is_moving = any(self.is_maximum(n, frame) for n in ir.walk(part))
+            if frame.point not in axes_in(part):
+                outside.append((part, inverted))
+            elif is_moving:
+                moving.append((part, inverted))
+            else:
+                rest.append((part, inverted))
+        weight = rescale.product(moving)
+        if weight is None or any(self.is_maximum(n, frame) for part, _ in outside for n in ir.walk(part)):
+            return None
+        found = rescale.solve(weight, lambda n: self.is_maximum(n, frame))
+        rising = frame.reduce.reducer.name == "max"
+        if found is None or (found.factor > 0) != rising:
+            return None
+        return RunningSum(node, weight, rescale.product(rest), tuple(outside), found)
+
+    @staticmethod
+    def is_maximum(expr: ir.Expr, frame: _Frame) -> bool:
+        return expr == frame.read
+
+    # -- what stands between -----------------------------------------------------------------------------------
+
+    def is_interrupted(self, frame: _Frame, consumers: tuple[Consumer, ...]) -> bool:
+        """Whether something else must run between two parts of the cascade: its loop could not hold both."""
+        inside = {frame.equation.tensor, *(c.equation.tensor for c in consumers)}
+        known = {c.equation.tensor: c.equation for c in consumers}
+        behind: set[str] = set()
+        for _ in self.program.tensors:
+            for equation in self.program.equations:
+                reads = {r.tensor for r in _reads(known.get(equation.tensor, equation))}
+                if reads & (inside | behind) and equation.tensor not in inside:
+                    behind.add(equation.tensor)
+        return any(r.tensor in behind for c in consumers for r in _reads(c.equation))
+
+
+# --- expressions ------------------------------------------------------------------------------------------------
+
+
+def _alone(program: ir.Program, tensor: str) -> ir.Equation | None:
+    """The only definition of a tensor, if it covers it index by index."""
+    definitions = program.definitions(tensor)
+    if len(definitions) != 1:
+        return None
+    equation = definitions[0]
+    alone = tuple(axis(a.name) for a in equation.axes)
+    return equation if equation.subscripts == alone else None
+
+
+def conditions(program: ir.Program, space: Space) -> isl.Set:
+    """Where the conditions of a program on its sizes hold."""
+    return space.condition(conjunction(*program.conditions))
+
+
+def _reads(equation: ir.Equation) -> Iterator[ir.Read]:
+    for subscript in equation.subscripts:
+        if isinstance(subscript, ir.DataIndex):
+            yield from ir.reads(subscript.value)
+    yield from ir.reads(equation.value)
+
+
+def _has_reduce(expr: ir.Expr) -> bool:
+    return any(isinstance(node, ir.Reduce) for node in ir.walk(expr))
+
+
+def _plain_axes(read: ir.Read) -> tuple[str, ...] | None:
+    """The axes of a read whose subscripts are different axes alone."""
+    names = []
+    for subscript in read.subscripts:
+        if not isinstance(subscript, Affine) or subscript.constant or len(subscript.terms) != 1:
+            return None
+        atom, coefficient = subscript.terms[0]
+        if not isinstance(atom, AxisRef) or coefficient != 1:
+            return None
+        names.append(atom.name)
+    return tuple(names) if len(set(names)) == len(names) and read.boundary is None else None
+
+
+def axes_in(expr: ir.Expr) -> set[str]:
+    """Every axis that an expression mentions, those of reductions in it left out."""
+    found: set[str] = set()
+    match expr:
+        case ir.IndexValue(affine):
+            found |= axes_of(affine)
+        case ir.Read(subscripts=subscripts):
+            found |= {name for s in subscripts if isinstance(s, Affine) for name in axes_of(s)}
+        case ir.Where(condition):
+            found |= condition_axes(condition)
+        case ir.Reduce(guard=guard):
+            found |= condition_axes(guard)
+        case _:
+            pass
+    for child in ir.children(expr):
+        found |= axes_in(child)
+    return found - ({a.name for a in expr.axes} if isinstance(expr, ir.Reduce) else set())
+
+
+def condition_axes(condition: Condition) -> set[str]:
+    return {name for affine in condition_affines(condition) for name in axes_of(affine)}
+
+
+def _parts(condition: Condition) -> frozenset[Condition]:
+    return frozenset(condition.parts) if isinstance(condition, And) else frozenset({condition})
+
+
+def _extent(own: ir.Axis) -> int:
+    if len(own.lower) == len(own.upper) == 1 and own.lower[0].is_constant and own.upper[0].is_constant:
+        return own.upper[0].constant - own.lower[0].constant
+    return ASSUMED
+
+
+def as_definition(program: ir.Program, equation: ir.Equation) -> ir.Equation:
+    """An accumulation that is its tensor's only definition, as a plain one; others as they are."""
+    reducer = equation.reducer
+    if reducer is None or _alone(program, equation.tensor) is None or not equation.reduce_axes:
+        return equation
+    value: ir.Expr = ir.Reduce(
+        reducer, equation.value, equation.reduce_axes, reducer.dtype, equation.guard, equation.span
+    )
+    dtype = program.tensor(equation.tensor).dtype
+    value = value if dtype == reducer.dtype else ir.Cast(value, dtype)
+    return replace(equation, value=value, guard=TRUE, reducer=None, reduce_axes=())
+
+
+def leaf_equation(program: ir.Program, cascade: Cascade, leaf: ir.Read) -> ir.Equation:
+    """The definition of a leaf, its axes named as the maximum's."""
+    own = _alone(program, leaf.tensor)
+    found = None if own is None else _leaf_equation(as_definition(program, own), leaf, cascade.rows, cascade.point)
+    assert found is not None, "a leaf is defined element by element"
+    return found
+
+
+def _leaf_equation(own: ir.Equation, leaf: ir.Read, rows: tuple[str, ...], point: str) -> ir.Equation | None:
+    axes = _plain_axes(leaf)
+    if axes is None:
+        return None
+    names = dict(zip((a.name for a in own.axes), axes, strict=True))
+    return renamed(own, apart(own, names, rows, point))
+
+
+def apart(equation: ir.Equation, names: Mapping[str, str], rows: tuple[str, ...], point: str) -> dict[str, str]:
+    """The names, and new ones for the axes that would be taken for the maximum's."""
+    taken = {*rows, point, f"{point}_block"}
+    result = dict(names)
+    bound = {a.name for a in equation.all_axes} | {
+        a.name for n in ir.walk(equation.value) if isinstance(n, ir.Reduce) for a in n.axes
+    }
+    for name in sorted(bound - names.keys()):
+        fresh, number = name, 1
+        while fresh in taken:
+            number += 1
+            fresh = f"{name}_{number}"
+        taken.add(fresh)
+        if fresh != name:
+            result[name] = fresh
+    return result
+
+
+def renamed(equation: ir.Equation, names: Mapping[str, str]) -> ir.Equation:
+    """The equation with its axes called otherwise, all at once."""
+    at = {old: axis(new) for old, new in names.items() if old != new}
+
+    def moved(affine: Affine) -> Affine:
+        return substitute(affine, lambda atom: at.get(atom.name) if isinstance(atom, AxisRef) else None)
+
+    def one(own: ir.Axis) -> ir.Axis:
+        bounds = tuple(map(moved, own.lower)), tuple(map(moved, own.upper))
+        return ir.Axis(names.get(own.name, own.name), *bounds)
+
+    def visit(expr: ir.Expr) -> ir.Expr:
+        if isinstance(expr, ir.Reduce):
+            inner = visit(expr.body)
+            return replace(expr, body=inner, axes=tuple(map(one, expr.axes)), guard=map_condition(expr.guard, moved))
+        return at_axes(ir.rebuild(expr, visit), at, deep=False)
+
+    subscripts = tuple(moved(s) if isinstance(s, Affine) else ir.DataIndex(visit(s.value)) for s in equation.subscripts)
+    return replace(
+        equation,
+        axes=tuple(map(one, equation.axes)),
+        reduce_axes=tuple(map(one, equation.reduce_axes)),
+        subscripts=subscripts,
+        value=visit(equation.value),
+        guard=map_condition(equation.guard, moved),
+    )
+
+
+def without(expr: ir.Expr, nodes: list[ir.Reduce]) -> ir.Expr:
+    """The expression with reductions left out."""
+    if isinstance(expr, ir.Reduce) and expr in nodes:
+        return ir.Const(0.0, expr.dtype)
+    return ir.rebuild(expr, lambda child: without(child, nodes))
