@@ -166,7 +166,7 @@ class Op:
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         if any(map(arrays.is_on_device, (*args, *kwargs.values()))):
-            compilation.choose_target(self._choices.target, on_device=True)
+            compilation.check_runs_here(compilation.choose_target(self._choices.target, on_device=True))
         return arguments.bind(self.signature, args, kwargs)
 
     def _variant(self, given: Arguments, outs: Mapping[str, Array]) -> Variant:

@@ -111,6 +111,10 @@ class _Compiler:
             from polyopt import pipeline
 
             found = self._lowerings.get(key)
+            if found is None and problem.target.gpu is not None:
+                from polyopt import gpu_pipeline
+
+                found = gpu_pipeline.GpuLowering(pipeline.resolve(problem.program), _options(problem))
             return found or pipeline.lower(pipeline.resolve(problem.program), _options(problem))
 
         return make
@@ -209,13 +213,12 @@ def quick_entries() -> Entries | None:
 def choose_target(choice: str | Target | None, *, on_device: bool = False) -> Target:
     """The machine to compile for: the op's choice, else POLYOPT_TARGET, else where the arrays are.
 
-    Raises `BackendUnavailable` for "cuda" where it cannot be used, `ArgumentError` for an unknown name.
+    Code can be made for each of them; `check_runs_here` says whether it runs. Raises `ArgumentError` for an unknown
+    name.
     """
     wanted = choice or settings.current().target or (targets.CUDA if on_device else targets.CPU)
     if isinstance(wanted, Target):
         return wanted
-    if wanted == targets.CUDA:
-        raise _no_cuda()
     return host() if wanted == targets.CPU else targets.resolve(wanted)
 
 
@@ -262,6 +265,8 @@ def _machine() -> str:
 
 def check_runs_here(target: Target) -> None:
     """Raise `BackendUnavailable` where this machine cannot run code for `target`."""
+    if target.gpu is not None:
+        raise _no_cuda()
     here = host()
     if target.triple == here.triple and target.vector_bits <= here.vector_bits:
         return
@@ -416,10 +421,10 @@ def check_choices(choices: Choices) -> Choices:
         )
     if choices.tune:
         _log.warning("tune=True has no effect: every kernel has the one plan that the cost model chooses")
-    if isinstance(choices.target, str) and choices.target not in (targets.CPU, targets.CUDA, *targets.PRESETS):
+    if isinstance(choices.target, str) and choices.target not in targets.NAMES:
         raise ArgumentError(
             f"there is no target '{choices.target}'",
-            fix=f"one of {', '.join((targets.CPU, targets.CUDA, *targets.PRESETS))}",
+            fix=f"one of {', '.join(targets.NAMES)}",
             facts={"target": choices.target},
         )
     return choices

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import islpy as isl
 
@@ -137,6 +137,17 @@ class Decided:
     schedule: isl.Schedule
     storage: StoragePlan
     fallback: str = ""
+
+
+class Mapped(Protocol):
+    """What a proof is about."""
+
+    @property
+    def tree(self) -> Tree: ...
+    @property
+    def schedule(self) -> isl.Schedule: ...
+    @property
+    def storage(self) -> StoragePlan: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +322,7 @@ class Lowering:
     def _tiles(self, fused: Tree) -> TilingPlan:
         return tiling_decide.decide(self.scop, fused, self.options.target, self._copies.panels.tiles)
 
-    def _prove(self, decided: Decided, dependences: Dependences) -> Proof:
+    def _prove(self, decided: Mapped, dependences: Dependences) -> Proof:
         kinds = trees.kinds(decided.tree)
         with isl_errors(f"prove the schedule of '{self.program.name}'"), operation_budget(PROOF_OPERATIONS):
             return legality.prove(self.scop, dependences, decided.schedule, kinds, decided.storage)
@@ -430,9 +441,14 @@ class Lowering:
     @cached_property
     def info(self) -> KernelInfo:
         """How to call the kernel."""
+        return self._info(
+            self.module.entry, _as_extent(self.module.shared_bytes), _as_extent(self.module.private_bytes)
+        )
+
+    def _info(self, entry: str, shared_bytes: extent.Extent, private_bytes: extent.Extent) -> KernelInfo:
         loops = self.loops
         return KernelInfo(
-            entry=self.module.entry,
+            entry=entry,
             arguments=tuple(
                 ArrayInfo(
                     buffer.name,
@@ -444,8 +460,8 @@ class Lowering:
                 for buffer in loops.arguments
             ),
             parameters=loops.sizes,
-            shared_bytes=_as_extent(self.module.shared_bytes),
-            private_bytes=_as_extent(self.module.private_bytes),
+            shared_bytes=shared_bytes,
+            private_bytes=private_bytes,
             is_parallel=any(isinstance(s, For) and s.kind == "parallel" for s in walk_statements(loops.body)),
             sites=tuple(SiteInfo(site.array, site.dimension, site.span) for site in loops.sites),
             conditions=tuple(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from polyopt.codegen_c.mapping import CpuMapping
 from polyopt.dsl import ir
 from polyopt.fusion.plan import FusionPlan
 from polyopt.fusion.rewrite import cost
@@ -30,7 +29,7 @@ class Stages(Protocol):
     @property
     def tiling(self) -> TilingPlan: ...
     @property
-    def mapping(self) -> CpuMapping: ...
+    def mapping(self) -> object: ...
     @property
     def storage(self) -> StoragePlan: ...
     @property

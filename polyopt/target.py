@@ -57,10 +57,56 @@ def rates_from_json(data: Mapping[str, object]) -> Rates:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuTarget:
+    """A GPU as the code generator sees it. Figures are of the CUDA programming guide, "compute capabilities".
+
+    name:          "sm_80": NVIDIA's name of the architecture, which compilers take
+    sms:           streaming multiprocessors
+    block_threads: the most threads of a block; sm_threads: of a multiprocessor
+    registers:     32-bit registers of a multiprocessor
+    shared_bytes:  the most shared memory of a block, asked for as it is launched; 48 KiB without asking
+    l2_bytes:      the cache that all multiprocessors share
+    """
+
+    name: str
+    sms: int
+    sm_threads: int
+    shared_bytes: int
+    l2_bytes: int
+    block_threads: int = 1024
+    registers: int = 1 << 16
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """(8, 0) of "sm_80"."""
+        digits = "".join(c for c in self.name if c.isdigit())
+        return int(digits[:-1]), int(digits[-1])
+
+    @property
+    def threads(self) -> int:
+        """How many threads are on the GPU at once."""
+        return self.sms * self.sm_threads
+
+
+WARP = 32
+"""Threads that step together."""
+
+_GPU_PRESETS: Mapping[str, GpuTarget] = {
+    "sm_80": GpuTarget("sm_80", 108, 2048, 163 << 10, 40 << 20),  # A100
+    "sm_86": GpuTarget("sm_86", 82, 1536, 99 << 10, 6 << 20),  # RTX 3090
+    "sm_89": GpuTarget("sm_89", 128, 1536, 99 << 10, 72 << 20),  # RTX 4090
+    "sm_90": GpuTarget("sm_90", 132, 2048, 227 << 10, 50 << 20),  # H100
+}
+GPU_PRESETS = tuple(_GPU_PRESETS)
+ANY_GPU = "sm_80"
+"""What code for "cuda" is made for where there is no GPU to ask: newer ones run it too."""
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """A processor as the code generator sees it.
 
-    name:             one of `PRESETS`, or "cuda"
+    name:             one of `PRESETS` or `GPU_PRESETS`
     vector_bits:      width of a vector register
     vector_registers: how many there are
     l1_bytes, l2_bytes, l3_bytes: data caches; l1 and l2 of one core, l3 shared (0: none)
@@ -69,6 +115,7 @@ class Target:
     cpu:              LLVM's name of the processor
     features:         LLVM's feature string: what the processor has *and* the system lets programs use
     parallel_instances: statement instances below which one thread is as fast: dispatch costs about 13 microseconds
+    gpu:              the GPU, where code is for one; then the rest says nothing
     rates:            what was measured here by `polyopt doctor --calibrate`; None for a preset, or before that
     """
 
@@ -84,6 +131,7 @@ class Target:
     features: str
     parallel_instances: int = 1 << 15
     rates: Rates | None = None
+    gpu: GpuTarget | None = None
 
     def lanes(self, bits: int) -> int:
         """How many elements of `bits` bits one vector register holds; at least 1."""
@@ -119,19 +167,30 @@ _PRESETS: Mapping[str, _Preset] = {
 PRESETS = tuple(_PRESETS)
 CPU = "cpu"
 CUDA = "cuda"
+NAMES = (CPU, CUDA, *PRESETS, *GPU_PRESETS)
+"""All names of targets."""
 
 
 def resolve(name: str) -> Target:
-    """The target called "cpu" (this machine) or by the name of a preset. Raises `ArgumentError` for another name."""
+    """The target called "cpu" (this machine), "cuda" or by the name of a preset. Raises `ArgumentError` for another
+    name."""
     if name == CPU:
         return host()
     if name in PRESETS:
         return preset(name)
+    if name in (CUDA, *GPU_PRESETS):
+        return gpu_preset(ANY_GPU if name == CUDA else name)
     raise ArgumentError(
         f"there is no target '{name}'",
-        fix=f"one of {', '.join((CPU, CUDA, *PRESETS))}",
+        fix=f"one of {', '.join(NAMES)}",
         facts={"target": name},
     )
+
+
+@cache
+def gpu_preset(name: str) -> Target:
+    """A GPU to generate code for, by its name in `GPU_PRESETS`."""
+    return replace(preset("generic"), name=name, gpu=_GPU_PRESETS[name])
 
 
 @cache

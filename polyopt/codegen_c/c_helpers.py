@@ -174,14 +174,17 @@ def helper_name(operation: str, dtype: DType) -> str:
     return f"po_{operation}_{dtype}"
 
 
-def definitions(body: str) -> str:
-    """The helpers that a C text uses, each after those that it uses itself."""
+def definitions(body: str, provided: frozenset[str] = frozenset()) -> str:
+    """The helpers that a C text uses, each after those that it uses itself.
+
+    provided: helpers that the text finds elsewhere
+    """
     done: dict[str, str] = {}
     maths: dict[str, str] = {}
 
     def need(names: Iterable[str]) -> None:
         for name in names:
-            text = None if name in done else _definition(name)
+            text = None if name in done or name in provided else _definition(name)
             if text is not None:
                 need(word for word in _WORD.findall(text) if word != name)
                 done[name] = text

@@ -52,6 +52,11 @@ drem exp10 gamma_r pow10 scalb significand clearenv mktemp putenv setenv select
 """More names that a function must not take: the external ones of the headers that the text includes, and `main`."""
 
 
+def reserved() -> frozenset[str]:
+    """Names that an argument, a loop or a function must not take in C or with C's library."""
+    return frozenset(_RESERVED.split()) | frozenset(_EXTERNAL.split())
+
+
 def as_c(program: LoopProgram, *, openmp: bool = False) -> str:
     """The program as the text of a C file.
 

@@ -5,6 +5,8 @@
 
 #if defined(PO_EMU)
 #include "po_emu.h"
+using std::isinf;
+using std::isnan;
 #else
 
 #if defined(__CUDACC_RTC__)
@@ -195,3 +197,14 @@ PO_DEVICE bool po_inside(int64_t index, int64_t extent, int64_t site, int64_t *r
 }
 PO_DEVICE float po_round_bf16(float x) { return po_from_bf16(po_to_bf16(x)); }
 PO_DEVICE float po_round_f16(float x) { return po_from_f16(po_to_f16(x)); }
+template <class A, class B> PO_DEVICE auto po_min(A a, B b) { return a < b ? a : b; }
+template <class A, class B> PO_DEVICE auto po_max(A a, B b) { return a > b ? a : b; }
+// 1 / (1 + exp(-x)), without overflow.
+PO_DEVICE float po_sigmoid(float x) {
+  const float e = expf(-fabsf(x));
+  return (x >= 0 ? 1.0f : e) / (1.0f + e);
+}
+PO_DEVICE double po_sigmoid(double x) {
+  const double e = exp(-fabs(x));
+  return (x >= 0 ? 1.0 : e) / (1.0 + e);
+}

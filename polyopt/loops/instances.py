@@ -16,6 +16,7 @@ from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.errors import LegalityError
 from polyopt.loops.ir import (
+    CONCURRENT,
     Alloc,
     Block,
     Buffer,
@@ -150,7 +151,7 @@ class Walker:
         entry, outer = self.entries, self.position
         for value in range(self._integer(loop.lower), self._integer(loop.upper), loop.step):
             self.values[loop.var] = value
-            if loop.kind in ("parallel", "vector"):
+            if loop.kind in CONCURRENT:
                 self.position = (*outer, Iteration(loop.var, loop.kind, entry, value))
             yield from self.walk(loop.body)
         self.position = outer

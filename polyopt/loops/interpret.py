@@ -19,7 +19,20 @@ from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import DType, i64
 from polyopt.errors import BoundsError, LegalityError, ShapeError
-from polyopt.loops.ir import Alloc, Block, Buffer, Check, Expr, For, If, Load, LoopProgram, Stmt, Store
+from polyopt.loops.ir import (
+    CONCURRENT,
+    Alloc,
+    Block,
+    Buffer,
+    Check,
+    Expr,
+    For,
+    If,
+    Load,
+    LoopProgram,
+    Stmt,
+    Store,
+)
 from polyopt.loops.text import head_text
 
 Array = NDArray[Any]
@@ -42,7 +55,7 @@ def interpret(
 
     arrays:    one array per argument, of its dtype and shape, with any strides
     sizes:     values of the program's i64 parameters
-    seed:      shuffles the iterations of every parallel and vector loop; None: in order
+    seed:      shuffles the iterations of every loop whose iterations may run at once; None: in order
     functions: NumPy forms that replace those of `dsl.builtins` where the result is a float, by operation name
 
     Raises `BoundsError` where a run-time check fails (after the run, as a kernel does), and `LegalityError` for an
@@ -216,7 +229,7 @@ class _Machine:
 
     def _loop(self, loop: For) -> Action:
         lower, upper, body = self.value(loop.lower), self.value(loop.upper), self.action(loop.body)
-        shuffled = self._random if loop.kind in ("parallel", "vector") else None
+        shuffled = self._random if loop.kind in CONCURRENT else None
 
         def run(environment: Environment) -> None:
             iterations = list(range(lower(environment), upper(environment), loop.step))

@@ -44,6 +44,11 @@ class Load:
     checks: tuple[Check, ...] = ()
 
 
+LoopKind: TypeAlias = Literal["serial", "parallel", "vector", "unrolled", "grid", "block"]
+CONCURRENT = ("parallel", "vector", "grid", "block")
+"""Kinds of loops whose iterations may run at once."""
+COMBINED = ("vector", "block")
+"""Those of them that combine what their iterations add to one element."""
 Expr: TypeAlias = "Const | Op[Expr] | Cast[Expr] | Var | Load"
 
 
@@ -82,8 +87,12 @@ class For:
            "parallel": iterations in any order, on any thread, at once
            "vector":   iterations in any order, in lanes; the innermost loop; reductions over it are combined
            "unrolled": serial, wanted flat: trip count small
+           "grid":     iterations in any order, at once, each a block of threads of a GPU; never inside a block loop
+           "block":    iterations in any order, dealt out to the threads of a block in turn; all of them are done, and
+                       seen by every thread, when the loop ends; reductions over it are combined
     axis:  the axes it scans, for the reader ("i", "i tile")
-    chunk: for "parallel": iterations per unit of work (>= 1)
+    chunk: for "parallel": iterations per unit of work (>= 1); for "grid": iterations that `codegen_cuda.partition`
+           gives to one block, 1 once it has; for "block": how many threads share the iterations
     """
 
     var: str
@@ -91,7 +100,7 @@ class For:
     upper: Expr
     body: Stmt
     step: int = 1
-    kind: Literal["serial", "parallel", "vector", "unrolled"] = "serial"
+    kind: LoopKind = "serial"
     axis: str = ""
     chunk: int = 1
 

@@ -43,7 +43,7 @@ class Placement:
         the loop, so that all iterations share one buffer."""
         match statement:
             case For(body=body):
-                is_shared = statement.kind == "parallel" and self.loop_of[statement.var] in scope
+                is_shared = statement.kind in ("parallel", "grid", "block") and self.loop_of[statement.var] in scope
                 kind = "serial" if is_shared else statement.kind
                 return replace(statement, kind=kind, body=self._in_order(body, scope))
             case Alloc(body=body):

@@ -253,8 +253,10 @@ def _for_text(loop: For) -> str:
         bounds.append(str(loop.step))
     kind = "" if loop.kind == "serial" else f"{loop.kind} "
     notes = [loop.axis] if loop.axis and loop.axis != loop.var else []
-    if loop.kind == "parallel" and loop.chunk != 1:
-        notes.append(f"{loop.chunk} iterations a chunk")
+    if loop.kind in ("parallel", "grid") and loop.chunk != 1:
+        notes.append(f"{loop.chunk} iterations a {'chunk' if loop.kind == 'parallel' else 'block'}")
+    if loop.kind == "block":
+        notes.append(f"{loop.chunk} threads")
     return f"{kind}for {loop.var} in range({', '.join(bounds)}):" + (f"  # {', '.join(notes)}" if notes else "")
 
 
@@ -364,7 +366,13 @@ def loop_dot(program: LoopProgram) -> str:
 
 
 def _dot_style(statement: Stmt) -> str:
-    colors = {"parallel": "lightblue", "vector": "palegreen", "unrolled": "lightyellow"}
+    colors = {
+        "parallel": "lightblue",
+        "grid": "lightblue",
+        "block": "palegreen",
+        "vector": "palegreen",
+        "unrolled": "lightyellow",
+    }
     if isinstance(statement, For) and statement.kind in colors:
         return f", style=filled, fillcolor={colors[statement.kind]}"
     return ""

@@ -30,6 +30,7 @@ from polyopt.loops.instances import (
     uses_data_subscripts,
 )
 from polyopt.loops.ir import (
+    COMBINED,
     Alloc,
     Block,
     Buffer,
@@ -282,7 +283,7 @@ def _clash(iteration: Iteration, one: tuple[str, Instance], two: tuple[str, Inst
     if kinds == {"read"}:
         return False
     combined = kinds == {"update"} and one[1].reducer == two[1].reducer
-    return not (combined and iteration.kind == "vector")
+    return not (combined and iteration.kind in COMBINED)
 
 
 def check_order(instances: Iterable[Instance], dependences: Iterable[tuple[Key, Key]]) -> None:

@@ -6,7 +6,7 @@ code that chose them. Claims:
 - every instance of every statement runs, once, at a date of its own;
 - every source of a dependence runs before its target, with no help from the order inside a parallel or vector
   loop, and no dependence was forgotten;
-- two updates of one element never run at once, except as lanes that are combined after the loop;
+- two updates of one element never run at once, except as lanes or threads that are combined after the loop;
 - in folded or private storage no value is overwritten between its writing and its last reading;
 - every access stays inside its array, and every element that is needed was written, by one instance.
 """
@@ -23,7 +23,7 @@ from polyopt.dsl.ir import Axis
 from polyopt.errors import LegalityError
 from polyopt.poly.dependence import Dependence, Dependences
 from polyopt.poly.lifetimes import overwritten, relations
-from polyopt.poly.order import CONCURRENT, Order
+from polyopt.poly.order import COMBINED, CONCURRENT, Order
 from polyopt.poly.scop import Array, Scop, Statement
 from polyopt.poly.space import Space, sample
 from polyopt.poly.storage import Storage, StoragePlan, subscript_relation
@@ -117,7 +117,7 @@ class _Prover:
             )
 
     def check_reduction(self, dependence: Dependence) -> None:
-        """No two updates of one element at once, but for the lanes of one statement, which are combined."""
+        """No two updates of one element at once, but for the lanes or threads of one statement, which are combined."""
         source, target = dependence.source, dependence.target
         together = self.order.pairs(source, target)
         for one, other in self.order.common(source, target):
@@ -126,7 +126,7 @@ class _Prover:
                     return
                 continue
             same = one.row.apply_range(other.row.reverse())
-            combined = one.kind == "vector" and self.lanes_are_combined(source, target, one.row)
+            combined = one.kind in COMBINED and self.lanes_are_combined(source, target, one.row)
             if one.kind in CONCURRENT and not combined:
                 meeting = ((dependence.relation & together) - same).intersect_params(self.scop.context)
                 if not meeting.is_empty():

@@ -1,6 +1,6 @@
 """When instances run: the order that a schedule tree and the kinds of its loops guarantee, and no more.
 
-Inside a parallel or vector loop nothing is ordered. Both the storage planner and the proof ask here.
+Inside a parallel, vector, grid or block loop nothing is ordered. Both the storage planner and the proof ask here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from polyopt.poly.space import node_kind, sample
 from polyopt.poly.tree import LoopKind
 
 _NODE = isl.schedule_node_type
-CONCURRENT = ("parallel", "vector")
+CONCURRENT = ("parallel", "vector", "grid", "block")
+"""Kinds of loops whose iterations may run at once."""
+COMBINED = ("vector", "block")
+"""Those of them that combine what their iterations add to one element."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,96 @@
+"""Where the threads of a block must wait for one another: between accesses of one element by different threads.
+
+An access belongs to its own thread if its indices name the iteration of the block loops around it: the same indices
+in two nests that are dealt out alike are then the same thread's. Whatever else meets in one buffer, one of them
+writing, is kept apart by a barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from polyopt.dsl.ir import Const, Op, Var
+from polyopt.loops.ir import Expr, For, If, Load, Stmt, Store, index_var, substatements, substitute, walk_expr
+
+LEADER = ("leader",)
+"""The owner of what one thread does for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """An access of a block's threads.
+
+    owner: equal for two touches whose equal elements are touched by one thread; None where any thread may
+    """
+
+    buffer: str
+    writes: bool
+    owner: tuple[object, ...] | None
+
+
+def conflicts(before: Iterable[Touch], after: Iterable[Touch]) -> bool:
+    """Whether one thread may touch what another one writes."""
+    later = list(after)
+    return any(_meet(one, other) for one in before for other in later)
+
+
+def _meet(one: Touch, other: Touch) -> bool:
+    if one.buffer != other.buffer or not (one.writes or other.writes):
+        return False
+    return one.owner is None or one.owner != other.owner
+
+
+def touches(statement: Stmt, nest: Sequence[For], private: Collection[str], *, leader: bool = False) -> Iterator[Touch]:
+    """The accesses of what threads do inside the block loops of a nest, without buffers that are each thread's own.
+
+    leader: one thread does all of it
+    """
+    for store in _stores(statement):
+        found = [(store.buffer, store.indices, True)]
+        if store.reducer is not None:
+            found.append((store.buffer, store.indices, False))
+        for expr in (store.value, *store.indices):
+            found += [(load.buffer, load.indices, False) for load in walk_expr(expr) if isinstance(load, Load)]
+        for buffer, indices, writes in found:
+            if buffer not in private:
+                yield Touch(buffer, writes, LEADER if leader else _owner(indices, nest))
+    for condition in _conditions(statement):
+        for load in walk_expr(condition):
+            if isinstance(load, Load) and load.buffer not in private:
+                yield Touch(load.buffer, False, LEADER if leader else _owner(load.indices, nest))
+
+
+def _owner(indices: tuple[Expr, ...], nest: Sequence[For]) -> tuple[object, ...] | None:
+    if not nest:
+        return None
+    names = {loop.var: index_var(f"thread {depth}") for depth, loop in enumerate(nest)}
+    if not all(any(_is_shifted(index, loop.var) for index in indices) for loop in nest):
+        return None
+    dealt = tuple((loop.lower, loop.step, loop.chunk) for loop in nest)
+    return (dealt, tuple(substitute(index, dict(names)) for index in indices))
+
+
+def _is_shifted(index: Expr, var: str) -> bool:
+    """Whether an index is the variable, plus or minus a constant."""
+    match index:
+        case Var(name):
+            return name == var
+        case Op("add" | "sub", (Var(name), Const())):
+            return name == var
+        case _:
+            return False
+
+
+def _stores(statement: Stmt) -> Iterator[Store]:
+    if isinstance(statement, Store):
+        yield statement
+    for inner in substatements(statement):
+        yield from _stores(inner)
+
+
+def _conditions(statement: Stmt) -> Iterator[Expr]:
+    if isinstance(statement, If):
+        yield statement.condition
+    for inner in substatements(statement):
+        yield from _conditions(inner)

@@ -1,0 +1,136 @@
+"""A loop program for a GPU as CUDA C++: one kernel per nest of grid loops, in the order of the program.
+
+What stands on the host is not text: the value's `steps` say which kernels run, in which order and how often. Sums of
+floats are combined in an order that depends on the kernel's shape alone, so that the same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polyopt.codegen_c.c_source import identifier, reserved, symbol_of
+from polyopt.codegen_cuda.expressions import helpers, in_cuda
+from polyopt.codegen_cuda.kernel import KernelPrinter
+from polyopt.codegen_cuda.partition import has_grid
+from polyopt.codegen_cuda.reductions import Reductions
+from polyopt.codegen_cuda.source import Branch, CudaKernel, CudaSource, Launch, Repeat, Step
+from polyopt.codegen_cuda.threads import Names
+from polyopt.loops.ir import Alloc, Block, For, If, LoopProgram, Stmt, walk
+
+_TAKEN = frozenset(
+    f"""
+    threadIdx blockIdx blockDim gridDim warpSize block value other parts thread dim3 min max half uint ushort char1
+    int2 int3 int4 float2 float3 float4 double2 uint2 uint3 uint4 {" ".join(f"block_{n} thread_{n}" for n in range(8))}
+    asm class delete explicit export friend mutable namespace new operator private protected public template this throw
+    try typename using virtual and or not xor bitand bitor compl alignas alignof decltype constexpr noexcept nullptr
+    """.split()
+)
+"""Names of CUDA, of C++ and of this printer that an argument or a loop must not take."""
+
+
+def emit(program: LoopProgram, *, contract: bool = True) -> CudaSource:
+    """The kernels of a program that `partition` has cut.
+
+    contract: whether a product and a sum may become one operation
+    Raises `ScheduleError` where threads would have to share what they cannot.
+    """
+    writer = _Writer(program)
+    steps = writer.host(program.body)
+    body = in_cuda("\n".join(writer.texts))
+    functions = in_cuda("\n".join(writer.reductions.functions.values()))
+    parts = [
+        _description(program),
+        '#include "po_device.h"',
+        helpers(functions + body),
+        functions,
+        body,
+    ]
+    return CudaSource(
+        "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n",
+        tuple(writer.kernels),
+        steps,
+        program.arguments,
+        program.written,
+        program.workspace,
+        program.sizes,
+        program.sites,
+        contract,
+    )
+
+
+def _description(program: LoopProgram) -> str:
+    lines = [f"// {program.name}"]
+    for number, site in enumerate(program.sites):
+        lines.append(f"// check {number}: dimension {site.dimension} of {site.array}")
+    return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class _Writer:
+    program: LoopProgram
+    kernels: list[CudaKernel] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    reductions: Reductions = field(default_factory=Reductions)
+    names: Names = field(init=False)
+    symbol: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        program = self.program
+        allocated = [inner.buffer for inner in walk(program.body) if isinstance(inner, Alloc)]
+        buffers = {b.name: b for b in (*program.arguments, *program.workspace, *allocated)}
+        loops = [inner.var for inner in walk(program.body) if isinstance(inner, For)]
+        self.symbol = symbol_of(program)
+        taken = reserved() | _TAKEN
+        names: dict[str, str] = {}
+        for name in dict.fromkeys([*buffers, *program.sizes, *loops]):
+            candidate = identifier(name)
+            while candidate in taken or candidate.startswith("po_"):
+                candidate += "_" if not candidate.startswith("po_") else ""
+                candidate = f"v{candidate}" if candidate.startswith("po_") else candidate
+            taken = taken | {candidate}
+            names[name] = candidate
+        pointers = tuple(buffer.name for buffer in (*program.arguments, *program.workspace))
+        self.names = Names(names, buffers, pointers, program.sizes)
+
+    def host(self, statement: Stmt) -> tuple[Step, ...]:
+        """What the host does for a statement."""
+        if not has_grid(statement) or (isinstance(statement, For) and statement.kind == "grid"):
+            return (self.launch(statement),)
+        match statement:
+            case Block(body):
+                return self.sequence(body)
+            case For(var=var, lower=lower, upper=upper, step=step):
+                return (Repeat(var, lower, upper, self.host(statement.body), step),)
+            case If(condition, then, otherwise):
+                return (Branch(condition, self.host(then), () if otherwise is None else self.host(otherwise)),)
+            case _:
+                raise AssertionError("what is left on the host is blocks, loops and branches")
+
+    def sequence(self, body: tuple[Stmt, ...]) -> tuple[Step, ...]:
+        """Statements in order; neighbors without a grid share a kernel."""
+        steps: list[Step] = []
+        together: list[Stmt] = []
+        for statement in body:
+            if not has_grid(statement):
+                together.append(statement)
+                continue
+            if together:
+                steps.append(self.launch(_joined(together)))
+                together = []
+            steps += self.host(statement)
+        if together:
+            steps.append(self.launch(_joined(together)))
+        return tuple(steps)
+
+    def launch(self, statement: Stmt) -> Launch:
+        name = f"{self.symbol}_{len(self.kernels)}"
+        while name in self.names.names.values():
+            name += "_"
+        kernel, text = KernelPrinter(name, statement, self.names, self.reductions).kernel()
+        self.kernels.append(kernel)
+        self.texts.append(text)
+        return Launch(name)
+
+
+def _joined(statements: list[Stmt]) -> Stmt:
+    return statements[0] if len(statements) == 1 else Block(tuple(statements))

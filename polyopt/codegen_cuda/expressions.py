@@ -1,0 +1,105 @@
+"""Expressions of a loop program as CUDA C++ text: what `codegen_c` prints, with CUDA's functions and plain division.
+
+Loop variables are `int` where every index of the kernel is proved to fit, else `int64_t`. The functions of one
+argument are CUDA's own, with the error bounds of its programming guide: 2 ulp or better, but for f32 `tan` (4),
+`sinh` (3) and `pow` (4), f64 alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from polyopt.codegen_c import c_helpers
+from polyopt.codegen_c.c_expressions import CExpressions, Text, is_index, simple_product, simple_sum
+from polyopt.codegen_cuda.intervals import Interval, as_number, interval
+from polyopt.codegen_cuda.source import RECORD
+from polyopt.dsl.ir import Const, Op
+from polyopt.loops.ir import Buffer, Check, Expr, integer
+
+_CHOICE, _LOGIC, _COMPARE, _SUM, _PRODUCT, _PREFIX, _ATOM = range(7)
+
+_PROVIDED = frozenset(
+    f"po_{name}"
+    for name in ("bits", "float", "to_f16", "from_f16", "round_f16", "to_bf16", "from_bf16", "round_bf16", "inside")
+)
+"""Helpers of the C printer that the device header has."""
+
+_SAME_NAME = {
+    *("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "erf", "pow"),
+}
+_MATH = re.compile(r"\bpolyopt_(\w+?)_(f32|f64)\(")
+_RENAMED = {"po_minimum_f32(": "po_min_nan(", "po_maximum_f32(": "po_max_nan("}
+
+
+class CudaExpressions(CExpressions):
+    """Prints expressions of one kernel.
+
+    ranges: where each variable lies; replicated: buffers that every thread keeps a copy of in registers
+    place:  how to print an element of a buffer that has a place of its own, by name
+    """
+
+    def __init__(self, names: Mapping[str, str], buffers: Mapping[str, Buffer]) -> None:
+        super().__init__(names, buffers)
+        self.ranges: dict[str, Interval] = {}
+        self.place: dict[str, Callable[[tuple[Expr, ...]], Text]] = {}
+
+    def value(self, expr: Expr) -> Text:
+        if isinstance(expr, Op) and is_index(expr):
+            special = self._index(expr)
+            if special is not None:
+                return special
+        return super().value(expr)
+
+    def _index(self, expr: Op[Expr]) -> Text | None:
+        """Index arithmetic that plain C says, where the operands are not negative."""
+        if expr.name in ("minimum", "maximum"):
+            return Text(f"po_{expr.name[:3]}({', '.join(self.text(arg) for arg in expr.args)})")
+        if expr.name in ("floordiv", "mod") and self._is_natural(expr.args[0]):
+            left, right = expr.args
+            if isinstance(right, Const) and int(right.value) > 0:
+                sign = "/" if expr.name == "floordiv" else "%"
+                return Text(f"{self.value(left).within(_PRODUCT - 1)} {sign} {self.value(right).text}", _PRODUCT)
+        return None
+
+    def _is_natural(self, expr: Expr) -> bool:
+        low = as_number(interval(expr, self.ranges)[0])
+        return low is not None and low >= 0
+
+    def guard(self, name: str, indices: tuple[Expr, ...], mask: Expr | None, checks: tuple[Check, ...]) -> Text | None:
+        text = super().guard(name, indices, mask, checks)
+        return None if text is None else Text(text.text.replace("&error)", f"{RECORD})"), text.level)
+
+    def _offset(self, buffer: Buffer, indices: tuple[Expr, ...], unit: int) -> Expr:
+        """Elements between an element and the first; of C-contiguous buffers without a detour over bytes."""
+        if buffer.strides is not None or unit == 1:
+            return super()._offset(buffer, indices, unit)
+        total: Expr = integer(0)
+        step: Expr = integer(1)
+        for index, extent in reversed(list(zip(indices, buffer.shape, strict=True))):
+            total = simple_sum(simple_product(index, step), total)
+            step = simple_product(extent, step)
+        return total
+
+    def element(self, name: str, indices: tuple[Expr, ...]) -> Text:
+        place = self.place.get(name)
+        return super().element(name, indices) if place is None else place(indices)
+
+
+def in_cuda(text: str) -> str:
+    """Text with the names of CUDA's functions."""
+
+    def renamed(match: re.Match[str]) -> str:
+        name, kind = match[1], match[2]
+        return f"{name}{'f' if kind == 'f32' else ''}(" if name in _SAME_NAME else f"po_{name}("
+
+    text = _MATH.sub(renamed, text)
+    for old, new in _RENAMED.items():
+        text = text.replace(old, new)
+    return text
+
+
+def helpers(body: str) -> str:
+    """The small functions that a text in CUDA's names uses, as device functions."""
+    found = c_helpers.definitions(body, _PROVIDED)
+    return found.replace("static inline ", "static PO_DEVICE ")

@@ -1,0 +1,377 @@
+"""Which loops the blocks and threads of a GPU share.
+
+Each outermost chain of coincident loops is one nest. Either every point of the chain is a thread's ("points"), or
+every point is a block's and its threads share the loops inside, reductions among them ("rows"): what moves fewer
+bytes when neighboring threads touch memory, with the threads that each way occupies, decides. Recurrences outside
+run on the host, a launch per step, unless one block can hold all that runs at once: then it keeps the whole loop.
+Sources: [PPCG13] for blocks and threads from tiles of coincident bands, [CUDA] for coalescing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import prod
+from typing import assert_never
+
+from polyopt.codegen_cuda.cost import power_above, statement_bytes
+from polyopt.codegen_cuda.plan import CudaMapping, CudaNest
+from polyopt.dsl.affine import Affine, axes_of
+from polyopt.poly.roles import roles_of
+from polyopt.poly.scop import Scop
+from polyopt.poly.tree import Leaf, Loop, Tree, loops, numbered, sequence, statements
+from polyopt.poly.tree import Sequence as TreeSequence
+from polyopt.target import WARP, GpuTarget
+from polyopt.tiling.cost import axis_of
+from polyopt.tiling.extents import Extents
+
+POINT_THREADS = 256
+"""Threads of a block of points: enough to hide latency, few enough that several blocks share a multiprocessor."""
+
+ONE_BLOCK_POINTS = 1024
+"""A recurrence whose steps have no more points than this stays in one block: a barrier costs a hundredth of a
+launch."""
+
+
+CONTRACTION_POINTS = 1024
+"""A contraction with fewer results than this is left to rows: its sums are long."""
+
+LAUNCH_BYTES = 2 << 20
+"""What could cross the memory bus while a kernel starts."""
+
+
+def decide(scop: Scop, tree: Tree, target: GpuTarget, *, rows: bool = True) -> CudaMapping:
+    """A plan for every nest of the fused tree; its loops have unique names.
+
+    rows: whether threads may share loops inside a nest
+    """
+    planner = _Planner(scop, Extents(scop), target, rows)
+    cut = tuple(planner.cuts(tree))
+    return CudaMapping(tuple(planner.plans(separated(tree, cut))), cut)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    scop: Scop
+    extents: Extents
+    target: GpuTarget
+    has_rows: bool
+
+    def plans(self, tree: Tree) -> Iterator[CudaNest]:
+        match tree:
+            case Leaf():
+                return
+            case TreeSequence(children):
+                for child in children:
+                    yield from self.plans(child)
+            case Loop(coincident=True):
+                yield self.nest(tree)[1]
+            case Loop():
+                whole = self.one_block(tree)
+                if whole is not None:
+                    yield whole
+                else:
+                    yield from self.plans(tree.body)
+            case _:
+                assert_never(tree)
+
+    def cuts(self, tree: Tree) -> Iterator[str]:
+        """The nests whose parts cost less as kernels of their own."""
+        match tree:
+            case Leaf():
+                return
+            case TreeSequence(children):
+                for child in children:
+                    yield from self.cuts(child)
+            case Loop(coincident=True):
+                parts = _parts(tree, [])
+                if len(parts) > 1 and sum(self.nest(part)[0] for part in parts) < self.nest(tree)[0]:
+                    yield tree.name
+            case Loop():
+                if self.one_block(tree) is None:
+                    yield from self.cuts(tree.body)
+            case _:
+                assert_never(tree)
+
+    # --- nests ------------------------------------------------------------------------------------------------
+
+    def nest(self, head: Loop) -> tuple[float, CudaNest]:
+        """The cheaper of points and rows for a chain of coincident loops, and what it costs in bytes."""
+        chain, body = chain_of(head)
+        around, lane = self.count(chain), self.lane(chain)
+        points = LAUNCH_BYTES + self.traffic([lane], statements(body)) / self.utilisation(around)
+        shared = self.shared(body)
+        if shared and not self.reuses(body, around):
+            inside = self.most(shared)
+            threads = self.row_threads(around, inside)
+            rows = self.traffic(shared, statements(body)) / self.utilisation(around * min(inside, threads))
+            rows /= min(1.0, inside / WARP)
+            if LAUNCH_BYTES + rows < points:
+                return LAUNCH_BYTES + rows, self.rows(head, chain, shared, threads)
+        order = [*(loop for loop in chain if loop is not lane), lane]
+        names = tuple(loop.name for loop in order)
+        nest = CudaNest(head.name, "points", names, self.tile(order), reason=f"neighbors along {_base(lane.name)}")
+        return points, nest
+
+    def reuses(self, body: Tree, around: int) -> bool:
+        """Whether a contraction is at work with points enough: neighboring points share operands, rows would not."""
+        heavy = [name for name in statements(body) if roles_of(self.scop.statement(name)).contraction]
+        return bool(heavy) and around >= CONTRACTION_POINTS
+
+    def rows(self, head: Loop, chain: Sequence[Loop], shared: Sequence[Loop], threads: int) -> CudaNest:
+        """A warp or a block per point of the chain; several warps make a block."""
+        warps = 1
+        if threads == WARP:
+            warps = min(POINT_THREADS // WARP, power_above(self.extent(chain[-1])))
+        reason = f"a {'warp' if threads == WARP else 'block'} per row: threads along "
+        reason += f"{', '.join(dict.fromkeys(_base(loop.name) for loop in shared))} move fewer bytes"
+        names = tuple(loop.name for loop in chain)
+        chunks = (*(1 for _ in chain[1:]), warps)
+        return CudaNest(head.name, "rows", names, chunks, tuple(s.name for s in shared), threads, reason)
+
+    def one_block(self, tree: Loop) -> CudaNest | None:
+        """A recurrence or a reduction whose steps one block can hold."""
+        inside = [chain_of(loop)[0] for loop in _outermost_coincident(tree)]
+        if any(self.count(chain) > ONE_BLOCK_POINTS for chain in inside):
+            return None
+        shared = self.shared(tree)
+        if not shared:
+            return None
+        threads = min(self.target.block_threads, power_above(max(self.most(shared), WARP)))
+        names = tuple(loop.name for loop in shared)
+        return CudaNest(tree.name, "one block", (), (), names, threads, "its threads meet at barriers")
+
+    # --- loops that threads share -------------------------------------------------------------------------------
+
+    def shared(self, tree: Tree) -> list[Loop]:
+        """The loops inside a block whose iterations its threads share; empty where heavy work would be left to one."""
+        found: list[Loop] = []
+        return found if self.has_rows and self.collect(tree, found) else []
+
+    def collect(self, tree: Tree, found: list[Loop]) -> bool:
+        """Adds the loops of `tree`; whether no heavy loop is left out."""
+        match tree:
+            case Leaf():
+                return True
+            case TreeSequence(children):
+                complete = [self.collect(child, found) for child in children]
+                return all(complete)
+            case Loop(coincident=False, reduction=False):
+                return self.collect(tree.body, found)
+            case Loop():
+                candidates = [loop for loop in _same_kind(tree) if self.may_share(loop)]
+                if not candidates:
+                    return False
+                found.append(min(candidates, key=lambda loop: self.share_cost(loop)))
+                return True
+            case _:
+                assert_never(tree)
+
+    def may_share(self, loop: Loop) -> bool:
+        """Whether every sum over the loop goes to one element known before it."""
+        if loop.coincident:
+            return True
+        inner = {axis for within in loops(loop) for _, row in within.rows for axis in axes_of(row)}
+        for name in loop.statements:
+            statement = self.scop.statement(name)
+            if not statement.is_update:
+                continue
+            if statement.reducer is None or statement.reducer.name == "custom":
+                return False
+            if not all(isinstance(s, Affine) and not axes_of(s) & inner for s in statement.subscripts):
+                return False
+        return True
+
+    def share_cost(self, loop: Loop) -> float:
+        return self.traffic([loop], loop.statements) / min(1.0, self.extent(loop) / WARP)
+
+    # --- figures ------------------------------------------------------------------------------------------------
+
+    def lane(self, chain: Sequence[Loop]) -> Loop:
+        """The loop along which neighboring threads move fewest bytes; an inner one of equals."""
+        return min(reversed(chain), key=lambda loop: self.share_cost(loop))
+
+    def traffic(self, lanes: Sequence[Loop], names: Sequence[str]) -> float:
+        """Bytes of all instances of the statements; those in none of the loops count as spread out."""
+        total = 0.0
+        for name in names:
+            own = next((loop for loop in lanes if name in loop.statements), None)
+            axis = axis_of(own.row(name)) if own is not None else None
+            total += self.extents.instances(name) * statement_bytes(self.scop, self.scop.statement(name), axis)
+        return total
+
+    def utilisation(self, threads: int) -> float:
+        """The share of the GPU that so many threads keep busy."""
+        return min(1.0, threads / (self.target.threads // 2))
+
+    def extent(self, loop: Loop) -> int:
+        return max(self.extents.row(name, row) for name, row in loop.rows)
+
+    def count(self, chain: Sequence[Loop]) -> int:
+        return prod(self.extent(loop) for loop in chain)
+
+    def most(self, shared: Sequence[Loop]) -> int:
+        return max(self.extent(loop) for loop in shared)
+
+    def row_threads(self, rows: int, inside: int) -> int:
+        """Threads of a row: a warp for a short row where there are rows enough, else up to 1024."""
+        wanted = power_above(max(inside, WARP))
+        if wanted <= 1024 and rows >= 4 * self.target.sms:
+            return WARP
+        return min(wanted, 256 if rows >= self.target.sms else self.target.block_threads)
+
+    def tile(self, order: Sequence[Loop]) -> tuple[int, ...]:
+        """Points per block along each loop: powers of two, most along the last one, whose points are neighbors."""
+        left = POINT_THREADS
+        while left > 2 * WARP and self.count(order) < left * self.target.sms:
+            left //= 2
+        chunks: list[int] = []
+        for loop in reversed(order):
+            chunks.insert(0, min(left, power_above(self.extent(loop))))
+            left //= chunks[0]
+        return tuple(chunks)
+
+
+def chain_of(head: Loop) -> tuple[list[Loop], Tree]:
+    """The coincident loops nested perfectly from `head` on, and what is inside them."""
+    chain = [head]
+    while isinstance(chain[-1].body, Loop) and chain[-1].body.coincident:
+        chain.append(chain[-1].body)
+    return chain, chain[-1].body
+
+
+def _same_kind(head: Loop) -> list[Loop]:
+    """The loops nested perfectly from `head` on that are all coincident, or all reductions: they may change places."""
+    found = [head]
+    while isinstance(found[-1].body, Loop) and (found[-1].body.coincident, found[-1].body.reduction) == (
+        head.coincident,
+        head.reduction,
+    ):
+        found.append(found[-1].body)
+    return found
+
+
+def _outermost_coincident(tree: Tree) -> Iterator[Loop]:
+    match tree:
+        case Loop(coincident=True):
+            yield tree
+        case Loop():
+            yield from _outermost_coincident(tree.body)
+        case TreeSequence(children):
+            for child in children:
+                yield from _outermost_coincident(child)
+        case Leaf():
+            return
+
+
+def _base(name: str) -> str:
+    return name.partition("#")[0]
+
+
+# --- apply ------------------------------------------------------------------------------------------------------
+
+
+def apply(tree: Tree, mapping: CudaMapping) -> Tree:
+    """The tree with its loops marked, and moved and copied as the plan says. Coincident loops alone move outwards,
+    or reductions that are nested perfectly; a nest is cut only inside loops that carry no dependence."""
+    return _mapped(separated(tree, mapping.cut), mapping)
+
+
+def separated(tree: Tree, cut: Sequence[str]) -> Tree:
+    """The tree with some nests cut at their sequences; loops are numbered anew."""
+    if not cut:
+        return tree
+
+    def visit(node: Tree) -> Tree:
+        match node:
+            case Leaf():
+                return node
+            case TreeSequence(children):
+                return sequence([visit(child) for child in children])
+            case Loop(name=name):
+                return sequence(list(_parts(node, []))) if name in cut else replace(node, body=visit(node.body))
+            case _:
+                assert_never(node)
+
+    return numbered(_plain(visit(tree)))
+
+
+def _plain(tree: Tree) -> Tree:
+    """The tree without numbers in its loops' names."""
+    match tree:
+        case Leaf():
+            return tree
+        case TreeSequence(children):
+            return TreeSequence(tuple(_plain(child) for child in children))
+        case Loop(name=name):
+            return replace(tree, name=_base(name), body=_plain(tree.body))
+        case _:
+            assert_never(tree)
+
+
+def _parts(tree: Tree, chain: Sequence[Loop]) -> list[Loop]:
+    """One nest per coincident loop in the sequences inside coincident loops, with copies of the loops outside; what
+    stands between two such loops stays together."""
+    match tree:
+        case Loop(coincident=True):
+            return _parts(tree.body, [*chain, tree])
+        case TreeSequence(children) if any(isinstance(child, Loop) and child.coincident for child in children):
+            parts: list[Loop] = []
+            for is_nest, group in groupby(children, lambda child: isinstance(child, Loop) and child.coincident):
+                for child in group if is_nest else [sequence(list(group))]:
+                    parts += _parts(child, chain)
+            return parts
+        case _:
+            inside = statements(tree)
+            for loop in reversed(chain):
+                rows = tuple((name, row) for name, row in loop.rows if name in inside)
+                tree = replace(loop, rows=rows, body=tree)
+            assert isinstance(tree, Loop), "a nest has loops around it"
+            return [tree]
+
+
+def _mapped(tree: Tree, mapping: CudaMapping) -> Tree:
+    match tree:
+        case Leaf():
+            return tree
+        case TreeSequence(children):
+            return TreeSequence(tuple(_mapped(child, mapping) for child in children))
+        case Loop(name=name):
+            nest = mapping.of(name)
+            if nest is None:
+                return replace(tree, body=_mapped(tree.body, mapping))
+            chain: list[Loop] = []
+            body: Tree = tree
+            while isinstance(body, Loop) and body.name in nest.grid:
+                chain.append(body)
+                body = body.body
+            chunks = dict(zip(nest.grid, nest.chunks, strict=True))
+            body = _share(body, nest) if nest.shared else body
+            for loop in sorted(chain, key=lambda loop: nest.grid.index(loop.name), reverse=True):
+                body = replace(loop, body=body, kind="grid", chunk=chunks[loop.name])
+            return body
+        case _:
+            assert_never(tree)
+
+
+def _share(tree: Tree, nest: CudaNest) -> Tree:
+    """The tree with the plan's loops outermost of their own nests and shared by threads."""
+    match tree:
+        case Leaf():
+            return tree
+        case TreeSequence(children):
+            return TreeSequence(tuple(_share(child, nest) for child in children))
+        case Loop(coincident=False, reduction=False):
+            return replace(tree, body=_share(tree.body, nest))
+        case Loop():
+            family = _same_kind(tree)
+            chosen = next((loop for loop in family if loop.name in nest.shared), None)
+            if chosen is None:
+                return tree
+            body = family[-1].body
+            for loop in reversed([loop for loop in family if loop is not chosen]):
+                body = replace(loop, body=body)
+            return replace(chosen, body=body, kind="block", chunk=nest.threads)
+        case _:
+            assert_never(tree)

@@ -1,0 +1,151 @@
+"""Cuts a mapped loop program into kernels: what the host runs in order, and under it nests of grid and block loops.
+
+A grid loop that gives several iterations to a block becomes a grid loop over tiles and a block loop over the points
+of a tile. Where isl left several pieces inside a grid loop, each piece becomes a nest: the loop carries no
+dependence, so all of a piece may run before the next one. The result means what the program meant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from polyopt.codegen_cuda.intervals import Interval, as_number, folded, interval
+from polyopt.dsl.ir import Op
+from polyopt.dtypes import bool_, i64
+from polyopt.loops.ir import (
+    Alloc,
+    Block,
+    Buffer,
+    Expr,
+    For,
+    If,
+    LoopProgram,
+    Stmt,
+    Store,
+    index_var,
+    integer,
+    walk,
+)
+
+
+def partition(program: LoopProgram) -> LoopProgram:
+    """The program as kernels. Its body is, on the host, blocks, serial loops and branches; a grid loop starts a kernel,
+    and so does what has no grid loop in it."""
+    cutter = _Cutter({loop.var for loop in walk(program.body) if isinstance(loop, For)} | set(program.sizes))
+    body = cutter.host(program.body)
+    return replace(program, body=body, workspace=(*program.workspace, *cutter.hoisted))
+
+
+def has_grid(statement: Stmt) -> bool:
+    """Whether a statement holds a loop for blocks."""
+    return any(isinstance(inner, For) and inner.kind == "grid" for inner in walk(statement))
+
+
+@dataclass(slots=True)
+class _Cutter:
+    used: set[str]
+    hoisted: list[Buffer] = field(default_factory=list)
+
+    def host(self, statement: Stmt) -> Stmt:
+        if not has_grid(statement):
+            return statement
+        match statement:
+            case Block(body):
+                return Block(tuple(self.host(inner) for inner in body))
+            case For(kind="grid"):
+                parts = [self.tiled(loops, body) for loops, body in self.nests(statement, ())]
+                return parts[0] if len(parts) == 1 else Block(tuple(parts))
+            case For():
+                return replace(statement, kind="serial", body=self.host(statement.body))
+            case If(_, then, otherwise):
+                other = None if otherwise is None else self.host(otherwise)
+                return replace(statement, then=self.host(then), otherwise=other)
+            case Alloc(buffer, body):
+                self.hoisted.append(replace(buffer, space="workspace"))
+                return self.host(body)
+            case Store():
+                return statement
+            case _:
+                assert_never(statement)
+
+    def nests(self, statement: Stmt, around: tuple[For, ...]) -> list[tuple[tuple[For, ...], Stmt]]:
+        """Grid loops nested perfectly and what is inside them, piece by piece."""
+        if isinstance(statement, For) and statement.kind == "grid":
+            return self.nests(statement.body, (*around, statement))
+        if isinstance(statement, Block) and any(has_grid(inner) for inner in statement.body):
+            return [nest for inner in statement.body for nest in self.nests(inner, around)]
+        return [(around, _in_order(statement))]
+
+    def tiled(self, loops: tuple[For, ...], body: Stmt) -> Stmt:
+        """Loops over tiles outside, over the points of a tile inside."""
+        ranges: dict[str, Interval] = {}
+        points: list[For] = []
+        outer: list[For] = []
+        for loop in loops:
+            lower, upper = interval(loop.lower, ranges)[0], interval(loop.upper, ranges)[1]
+            if loop.chunk == 1:
+                outer.append(replace(loop, lower=lower, upper=upper))
+                points.append(loop)
+                ranges[loop.var] = index_var(loop.var), index_var(loop.var)
+                continue
+            size = loop.chunk * loop.step
+            name = self.fresh(f"{loop.var}_block")
+            end = folded("add", index_var(name), integer(size))
+            if not _divides(size, lower, upper):
+                end = Op("minimum", (end, upper), i64)
+            outer.append(replace(loop, var=name, lower=lower, upper=upper, step=size, axis=f"{loop.axis} block"))
+            points.append(replace(loop, kind="block", lower=index_var(name), upper=end))
+            ranges[loop.var] = index_var(name), folded("sub", end, integer(1))
+        return _joined(loops, outer, points, body)
+
+    def fresh(self, name: str) -> str:
+        candidate, number = name, 1
+        while candidate in self.used:
+            number += 1
+            candidate = f"{name}_{number}"
+        self.used.add(candidate)
+        return candidate
+
+
+def _joined(loops: tuple[For, ...], outer: list[For], points: list[For], body: Stmt) -> Stmt:
+    """`body` at the points that the loops scan: tiles are as large as any of the points around makes them."""
+    for loop, tile, point in reversed(list(zip(loops, outer, points, strict=True))):
+        var = index_var(loop.var)
+        if loop.upper != tile.upper:
+            body = If(Op("lt", (var, loop.upper), bool_), body)
+        if loop.lower != tile.lower:
+            body = If(Op("ge", (var, loop.lower), bool_), body)
+            if loop.step > 1:
+                past: Expr = Op("sub", (var, loop.lower), i64)
+                phase: Expr = Op("mod", (past, integer(loop.step)), i64)
+                body = If(Op("eq", (phase, integer(0)), bool_), body)
+        if point.kind == "block":
+            body = replace(point, body=body)
+    for tile in reversed(outer):
+        body = replace(tile, body=body, chunk=1)
+    return body
+
+
+def _divides(size: int, lower: Expr, upper: Expr) -> bool:
+    extent = as_number(folded("sub", upper, lower))
+    return extent is not None and extent % size == 0
+
+
+def _in_order(statement: Stmt) -> Stmt:
+    """The statement with the grid loops inside it run by each thread in order."""
+    match statement:
+        case For():
+            kind = "serial" if statement.kind == "grid" else statement.kind
+            return replace(statement, kind=kind, body=_in_order(statement.body))
+        case Block(body):
+            return Block(tuple(_in_order(inner) for inner in body))
+        case Alloc(body=body):
+            return replace(statement, body=_in_order(body))
+        case If(_, then, otherwise):
+            other = None if otherwise is None else _in_order(otherwise)
+            return replace(statement, then=_in_order(then), otherwise=other)
+        case Store():
+            return statement
+        case _:
+            assert_never(statement)

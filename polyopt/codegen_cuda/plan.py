@@ -1,0 +1,60 @@
+"""What the mapping decided for each nest: which loops the blocks and the threads of a GPU share, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Style: TypeAlias = Literal["points", "rows", "one block"]
+
+
+@dataclass(frozen=True, slots=True)
+class CudaNest:
+    """Decisions for the nest that starts at the loop `head`.
+
+    style:   "points":    every point of the loops `grid` is a thread's; what is inside a thread does in order
+             "rows":      every point of `grid` is a block's (or a warp's), whose threads share the loops inside
+             "one block": the threads of a single block share the loops inside; there is nothing outside
+    grid:    the loops given to blocks, outermost first; the last one's threads are neighbors ("points")
+    chunks:  how many iterations of each loop of `grid` one block takes
+    shared:  the loops inside whose iterations threads share, each moved outermost of its own nest
+    threads: threads that share each of them
+    reason:  one sentence
+    """
+
+    head: str
+    style: Style
+    grid: tuple[str, ...]
+    chunks: tuple[int, ...]
+    shared: tuple[str, ...] = ()
+    threads: int = 1
+    reason: str = ""
+
+    def __str__(self) -> str:
+        parts = [f"nest {self.head}: {self.style};"]
+        if self.grid:
+            tiles = ", ".join(f"{loop} by {chunk}" for loop, chunk in zip(self.grid, self.chunks, strict=True))
+            parts.append(f"blocks take {tiles};")
+        if self.shared:
+            parts.append(f"{self.threads} threads share {', '.join(self.shared)};")
+        return " ".join(parts) + f" {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMapping:
+    """One decision per nest, in order of the tree; loops that are in none run in order, on the host or in a thread.
+
+    cut: nests of the fused tree that are cut at their sequences into one nest per child, whose loops inside then join
+         the grid; `nests` names loops of the tree after that
+    """
+
+    nests: tuple[CudaNest, ...]
+    cut: tuple[str, ...] = ()
+
+    def of(self, head: str) -> CudaNest | None:
+        return next((nest for nest in self.nests if nest.head == head), None)
+
+    def __str__(self) -> str:
+        lines = [f"nest {name}: cut into one kernel per part; together they have too few threads" for name in self.cut]
+        lines += [str(nest) for nest in self.nests]
+        return "\n".join(lines) or "one thread: no loop may run in parallel"

@@ -1,0 +1,142 @@
+"""Questions about the statements of one kernel: shapes of blocks, trip counts, and what a thread may keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+from polyopt.codegen_cuda.intervals import Interval, as_number, folded, interval
+from polyopt.dsl.ir import Const, Op, Var
+from polyopt.errors import ScheduleError
+from polyopt.loops.ir import (
+    Alloc,
+    Block,
+    Buffer,
+    Expr,
+    For,
+    If,
+    Load,
+    Stmt,
+    Store,
+    integer,
+    substatements,
+    walk,
+    walk_expr,
+)
+
+REGISTER_ELEMS = 16
+"""A buffer of at most this many elements, all indices known, is kept in registers."""
+
+
+def dims(statement: Stmt) -> tuple[int, ...]:
+    """Threads along each dimension of a block: those of the longest nest of block loops."""
+    longest: tuple[int, ...] = ()
+    paths = list(_paths(statement, ()))
+    for path in paths:
+        if len(path) > len(longest):
+            longest = path
+    for path in paths:
+        if path != longest[: len(path)]:
+            raise ScheduleError("nests of one kernel want blocks of different shapes", why=f"{path} and {longest}")
+    return longest
+
+
+def _paths(statement: Stmt, outside: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    if isinstance(statement, For) and statement.kind == "block":
+        outside = (*outside, statement.chunk)
+        yield outside
+    for inner in substatements(statement):
+        yield from _paths(inner, outside)
+
+
+def count(loop: For, ranges: Mapping[str, Interval]) -> Expr:
+    """How many iterations a loop has at most."""
+    upper = loop.upper
+    if isinstance(upper, Op) and upper.name == "minimum":
+        counts = [as_number(folded("sub", arg, loop.lower)) for arg in upper.args]
+        known = [count for count in counts if count is not None]
+        if known:
+            return integer(-(-min(known) // loop.step))
+    low, high = interval(loop.lower, ranges)[0], interval(upper, ranges)[1]
+    extent = as_number(folded("sub", high, low))
+    return folded("sub", high, low) if extent is None else integer(-(-extent // loop.step))
+
+
+def without_tile(loop: For) -> Expr:
+    """The bound of a loop without the end of its tile, which no thread's place goes beyond."""
+    upper = loop.upper
+    if isinstance(upper, Op) and upper.name == "minimum":
+        end = loop.chunk * loop.step
+        for number, arg in enumerate(upper.args):
+            if as_number(folded("sub", arg, loop.lower)) == end:
+                return upper.args[1 - number]
+    return upper
+
+
+def is_replicable(buffer: Buffer, body: Stmt) -> bool:
+    """Whether every thread can keep a copy: few elements, all indices known, written by all threads alike."""
+    extents = [as_number(extent) for extent in buffer.shape]
+    if any(extent is None for extent in extents) or prod(e or 0 for e in extents) > REGISTER_ELEMS:
+        return False
+    accesses = [store.indices for store in walk(body) if isinstance(store, Store) and store.buffer == buffer.name]
+    for statement in walk(body):
+        for expr in exprs(statement):
+            accesses += [e.indices for e in walk_expr(expr) if isinstance(e, Load) and e.buffer == buffer.name]
+    if prod(e or 0 for e in extents) > 1 and any(not isinstance(i, Const) for indices in accesses for i in indices):
+        return False
+    return not any(_is_plain_inside_block(inner, buffer.name) for inner in walk(body) if isinstance(inner, For))
+
+
+def _is_plain_inside_block(loop: For, buffer: str) -> bool:
+    """Whether a block loop stores to a buffer otherwise than by combining."""
+    if loop.kind != "block":
+        return False
+    return any(isinstance(s, Store) and s.buffer == buffer and s.reducer is None for s in walk(loop.body))
+
+
+def is_inside_block(statement: Stmt, alloc: Alloc) -> bool:
+    """Whether a buffer is allocated inside a block loop of the statement: by a thread for itself."""
+    blocks = (loop for loop in walk(statement) if isinstance(loop, For) and loop.kind == "block")
+    return any(inner is alloc for loop in blocks for inner in walk(loop.body))
+
+
+def outside_sums(nest: Sequence[For], body: Stmt) -> int:
+    """How many loops of a nest are outside the sums in it: each of their iterations has elements of its own."""
+    own = {s.buffer.name for s in walk(body) if isinstance(s, Alloc)}
+    outside = len(nest)
+    for store in walk(body):
+        if not isinstance(store, Store) or store.reducer is None or store.buffer in own:
+            continue
+        used = {node.name for index in store.indices for node in walk_expr(index) if isinstance(node, Var)}
+        depth = next((n for n, loop in enumerate(nest) if loop.var not in used), len(nest))
+        if depth and not used & {loop.var for loop in nest[depth:]}:
+            outside = min(outside, depth)
+    return outside
+
+
+def always_runs(body: Stmt, store: Store) -> bool:
+    """Whether a store runs in every iteration of the loops around `body`."""
+    if body is store:
+        return True
+    match body:
+        case Block(parts):
+            return any(always_runs(part, store) for part in parts)
+        case For(lower=lower, upper=upper):
+            extent = as_number(folded("sub", upper, lower))
+            return extent is not None and extent > 0 and always_runs(body.body, store)
+        case Alloc(body=inner):
+            return always_runs(inner, store)
+        case _:
+            return False
+
+
+def exprs(statement: Stmt) -> Iterator[Expr]:
+    match statement:
+        case For():
+            yield from (statement.lower, statement.upper)
+        case If(condition):
+            yield condition
+        case Store():
+            yield from (*statement.indices, statement.value)
+        case _:
+            return

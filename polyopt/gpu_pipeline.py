@@ -1,0 +1,166 @@
+"""The chain of values for a GPU: the same equations, fusion and proof, with blocks and threads and CUDA at its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import islpy as isl
+
+from polyopt.codegen_cuda import buffers, mapping, partition
+from polyopt.codegen_cuda import emit as cuda_emit
+from polyopt.codegen_cuda.plan import CudaMapping
+from polyopt.codegen_cuda.source import CudaSource
+from polyopt.errors import ArgumentError, LegalityError, ScheduleError
+from polyopt.fusion import attach
+from polyopt.loops import lower as loops_lower
+from polyopt.loops import split as loops_split
+from polyopt.loops.ir import Buffer, LoopProgram
+from polyopt.pipeline import Copies, Lowering
+from polyopt.poly import extract, storage
+from polyopt.poly import tree as trees
+from polyopt.poly.storage import StoragePlan
+from polyopt.poly.tree import Tree
+from polyopt.runtime import extent
+from polyopt.runtime.extent import Extent
+from polyopt.runtime.kernel import KernelInfo
+from polyopt.target import GpuTarget
+from polyopt.tiling import pack
+from polyopt.tiling.plan import TilingPlan
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuDecided:
+    """What follows from fusion on a GPU. fallback: why simpler plans were taken; empty as a rule."""
+
+    tiling: TilingPlan
+    mapping: CudaMapping
+    tree: Tree
+    schedule: isl.Schedule
+    storage: StoragePlan
+    loops: LoopProgram
+    cuda: CudaSource
+    fallback: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class GpuLowering(Lowering):
+    """All stages of one problem for a GPU."""
+
+    @property
+    def gpu(self) -> GpuTarget:
+        """The GPU that code is made for."""
+        found = self.options.target.gpu
+        assert found is not None, "a lowering for a GPU has a GPU for its target"
+        return found
+
+    @cached_property
+    def _copies(self) -> Copies:
+        """Nothing is copied before the loops are mapped."""
+        windows = attach.AttachPlan()
+        return Copies(windows, pack.PackPlan(), attach.apply(extract.extract(self.rewritten), windows))
+
+    @cached_property
+    def _decided(self) -> GpuDecided:  # type: ignore[override]  # what the stages below take from it is the same
+        """Everything after fusion, proved and emitted; with plainer plans where that fails."""
+        attempts: Sequence[tuple[str, Callable[[Tree], CudaMapping]]] = (
+            ("blocks and threads", lambda tree: mapping.decide(self.scop, tree, self.gpu)),
+            ("a thread per point", lambda tree: mapping.decide(self.scop, tree, self.gpu, rows=False)),
+            ("a single thread", lambda _: CudaMapping(())),
+        )
+        failures: list[str] = []
+        for number, (name, plan) in enumerate(attempts):
+            try:
+                return self._attempt(plan, failures)
+            except (LegalityError, ScheduleError) as error:
+                if number == len(attempts) - 1:
+                    raise
+                _LOG.warning("%s: %s do not fit: %s", self.program.name, name, error.what)
+                failures.append(error.what)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _attempt(self, plan: Callable[[Tree], CudaMapping], failures: list[str]) -> GpuDecided:
+        fused = trees.numbered(self.fusion.tree)
+        mapped = plan(fused)
+        tree = mapping.apply(fused, mapped)
+        schedule = trees.as_schedule(tree, self.scop)
+        if mapped.nests:
+            places = storage.decide(self.scop, self.dependences, tree, schedule)
+            places = buffers.settled(self.scop, places, tree)
+        else:
+            places = storage.whole_plan(self.scop)
+        loops = loops_lower.lower(
+            self.scop,
+            tree,
+            places,
+            parameters=self.program.parameters,
+            results=self.program.results,
+            strides=self.options.layouts,
+        )
+        loops = partition.partition(loops_split.split(loops))
+        cuda = cuda_emit.emit(loops, contract=self.options.numerics != "strict")
+        decided = GpuDecided(TilingPlan(()), mapped, tree, schedule, places, loops, cuda, "; ".join(failures))
+        self._prove(decided, self.dependences)
+        return decided
+
+    @property
+    def settled(self) -> GpuLowering:
+        """This lowering."""
+        return self
+
+    @property
+    def mapping(self) -> CudaMapping:  # type: ignore[override]  # the other kind of mapping
+        """Which loops the blocks and the threads share."""
+        return self._decided.mapping
+
+    @property
+    def loops(self) -> LoopProgram:
+        """The loop program, cut into kernels."""
+        return self._decided.loops
+
+    @property
+    def cuda(self) -> CudaSource:
+        """The kernels."""
+        return self._decided.cuda
+
+    def source(self, kind: str = "cuda") -> str:
+        """The kernels as text: "cuda" or "ptx". Raises `ArgumentError` for any other kind, and `BackendUnavailable`
+        for "ptx" where there is no CUDA compiler."""
+        match kind:
+            case "cuda":
+                return self.cuda.text
+            case "ptx":
+                from polyopt.runtime.cuda import compilers  # opens a CUDA compiler
+
+                compiled = compilers.compile_text(self.cuda.text, self.gpu.name, "ptx", contract=self.cuda.contract)
+                return compiled.code.decode()
+            case _:
+                raise ArgumentError(f"there is no source of kind '{kind}' for a GPU", fix="one of cuda, ptx")
+
+    @cached_property
+    def info(self) -> KernelInfo:
+        """How to call the kernels. shared_bytes: device memory for temporaries"""
+        return self._info(self.cuda.kernels[0].name if self.cuda.kernels else "", _workspace(self.cuda.workspace), 0)
+
+
+def _workspace(arrays: Sequence[Buffer]) -> Extent:
+    """Bytes of device memory for temporaries."""
+    total: Extent = 0
+    for array in arrays:
+        size: Extent = array.dtype.itemsize
+        for length in array.shape:
+            size = _product(size, extent.from_expr(length))
+        total = size if total == 0 else _sum(total, size)
+    return total
+
+
+def _product(left: Extent, right: Extent) -> Extent:
+    return left * right if isinstance(left, int) and isinstance(right, int) else ("mul", left, right)
+
+
+def _sum(left: Extent, right: Extent) -> Extent:
+    return left + right if isinstance(left, int) and isinstance(right, int) else ("add", left, right)

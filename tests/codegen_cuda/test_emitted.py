@@ -1,0 +1,106 @@
+"""The text of kernels: golden files, the order of launches, and what a compiler makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import polyopt as po
+from polyopt import cli, f32
+from polyopt.codegen_cuda.source import RECORD, Repeat, walk_steps
+from polyopt.errors import ArgumentError, BackendUnavailable
+from tests.codegen_cuda.running import lowered
+from tests.golden.test_golden import OPERATORS, load
+
+GOLDEN = Path(__file__).parent / "golden"
+SHOWN = ("linear_relu", "softmax", "layernorm", "conv2d", "cholesky", "heat3d")
+
+i, j, k = po.indices("i j k")
+M, N = po.sizes("M N")
+
+
+@po.op
+def stepped(u: f32[N], steps: int) -> object:
+    v = po.tensor("v")
+    t = po.index("t", 0, steps)
+    v[0, i] = u[i]
+    v[t + 1, i] = v.clamp()[t, i - 1] + v.clamp()[t, i + 1]
+    return v[steps]
+
+
+@po.op
+def gathered(x: f32[N], ids: po.i64[M]) -> object:
+    y = po.tensor("y")
+    y[j] = x[ids[j]]
+    return y
+
+
+@pytest.mark.parametrize("operator", SHOWN)
+def test_kernels_print_what_they_printed(operator: str, request: pytest.FixtureRequest) -> None:
+    script, sizes = OPERATORS[operator]
+    text = lowered(load(script, operator), **sizes).source("cuda")
+    file = GOLDEN / f"{operator}.cu"
+    if request.config.getoption("--update-golden"):
+        GOLDEN.mkdir(exist_ok=True)
+        file.write_text(text, "utf-8")
+    assert text == file.read_text("utf-8"), f"{operator} has changed; --update-golden, and read the diff"
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {file.stem for file in GOLDEN.iterdir()} == set(SHOWN)
+
+
+def test_text_has_no_assembly_and_one_include() -> None:
+    for operator in SHOWN:
+        script, sizes = OPERATORS[operator]
+        text = lowered(load(script, operator), **sizes).source("cuda")
+        assert "asm" not in text
+        assert [line for line in text.splitlines() if line.startswith("#include")] == ['#include "po_device.h"']
+
+
+def test_time_steps_are_launches_on_the_host() -> None:
+    source = lowered(stepped, N=5000, steps=7).cuda
+    repeats = [step for step in walk_steps(source.steps) if isinstance(step, Repeat)]
+    assert len(repeats) == 1
+    kernel = source.kernel(next(step.kernel for step in walk_steps(repeats[0].steps) if not isinstance(step, Repeat)))  # type: ignore[union-attr]  # launches
+    assert repeats[0].var in kernel.parameters[kernel.pointers :]
+
+
+def test_small_time_steps_stay_in_one_block() -> None:
+    source = lowered(stepped, N=100, steps=7).cuda
+    assert not [step for step in walk_steps(source.steps) if isinstance(step, Repeat)]
+    assert "__syncthreads();" in source.text
+
+
+def test_checks_add_the_record_to_the_pointers() -> None:
+    (kernel,) = lowered(gathered, N=10, M=20).cuda.kernels
+    assert kernel.parameters[: kernel.pointers][-1] == RECORD
+
+
+def test_indices_are_narrow_where_they_are_proved_to_fit() -> None:
+    assert "int64_t i" not in lowered(gathered, N=10, M=20).source("cuda").partition("PO_KERNEL")[2]
+    assert "int64_t j" in lowered(gathered, N=1 << 33, M=1 << 33).source("cuda")
+
+
+def test_another_kind_of_source_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="for a GPU"):
+        lowered(gathered, N=10, M=20).source("llvm")
+
+
+@pytest.mark.parametrize("operator", SHOWN)
+def test_compiles_to_ptx(operator: str) -> None:
+    script, sizes = OPERATORS[operator]
+    try:
+        ptx = lowered(load(script, operator), target="sm_90", **sizes).source("ptx")
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+    assert ".visible .entry" in ptx and ".target sm_90" in ptx
+
+
+def test_the_command_prints_every_stage_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    operator = f"{Path(__file__).parents[2] / 'examples' / 'softmax.py'}:softmax"
+    for stage in ("mapping", "loops", "cuda", "report"):
+        assert cli.main(["show-schedule", operator, "M=64", "N=100", "--target", "cuda", "--stage", stage]) == 0
+        printed = capsys.readouterr().out
+        assert {"mapping": "rows", "loops": "block for", "cuda": "PO_KERNEL", "report": "proved"}[stage] in printed

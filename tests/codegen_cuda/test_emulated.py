@@ -1,0 +1,96 @@
+"""Operators through the CUDA path on the emulator, every access checked for races, bounds and missing values."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyopt import Op
+from polyopt.dtypes import from_name
+from polyopt.runtime import arguments
+from tests.codegen_cuda.running import Array, emulate, interpreted, lowered
+from tests.operators.catalogue import OPERATORS
+from tests.operators.operator import Case, Operator
+from tests.polybench import KERNELS
+from tests.polybench.kernel import Kernel
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+
+SHARE = 2
+"""Every second operator of the catalogue runs here; the others run on the interpreter."""
+
+_PRECISION = {"f16": 4e-3, "bf16": 4e-2, "f32": 1e-4, "f64": 1e-9}
+
+
+def assert_equals(got: Array, want: Any) -> None:
+    """Integers exactly, floats to the rounding of their dtype against the largest magnitude."""
+    want = np.asarray(want)
+    assert got.shape == want.shape
+    if got.dtype.kind in "iub":
+        np.testing.assert_array_equal(got, want)
+        return
+    share = _PRECISION.get({2: "bf16", 4: "f32", 8: "f64"}[got.dtype.itemsize], 0.0)
+    finite = np.abs(want.astype(np.float64))[np.isfinite(want.astype(np.float64))]
+    np.testing.assert_allclose(
+        got.astype(np.float64), want.astype(np.float64), rtol=share, atol=share * float(finite.max(initial=1.0))
+    )
+
+
+def parts(expected: Any) -> list[Any]:
+    if isinstance(expected, Mapping):
+        return list(expected.values())
+    return list(expected) if isinstance(expected, tuple) else [expected]
+
+
+def contiguous(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(np.ascontiguousarray(a).reshape(a.shape) if isinstance(a, np.ndarray) else a for a in args)
+
+
+def inputs(op: Op, args: tuple[Any, ...]) -> dict[str, Array]:
+    return dict(arguments.bind(op.signature, args, {}).arrays)
+
+
+def check(op: Op, args: tuple[Any, ...], expected: Any) -> None:
+    args = contiguous(args)
+    lowering = lowered(op, *args)
+    assert not lowering.fallback
+    outcome = emulate(lowering, inputs(op, args), {})
+    assert not outcome.problems, f"{outcome.problems[0]}\n{lowering.source('cuda')}"
+    assert outcome.failed is None
+    for got, want in zip(outcome.results, parts(expected), strict=True):
+        assert_equals(got, want)
+
+
+def prime_case(operator: Operator) -> Case:
+    return Case(operator, tuple("prime" for _ in operator.sizes), "contiguous", operator.dtypes[0])
+
+
+@needs_compiler
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_polybench_equals_its_loops(kernel: Kernel) -> None:
+    args = kernel.inputs(7, np.random.default_rng(1))
+    check(kernel.op, args, kernel.loops(*args))
+
+
+@needs_compiler
+@pytest.mark.parametrize("operator", OPERATORS[::SHARE], ids=lambda operator: operator.name)
+def test_operators_give_what_numpy_gives(operator: Operator) -> None:
+    case = prime_case(operator)
+    check(operator.op, case.arguments, operator.expected(from_name(case.dtype), case.arguments))
+
+
+@pytest.mark.parametrize("operator", OPERATORS[1::SHARE], ids=lambda operator: operator.name)
+def test_mapped_loops_mean_what_the_equations_mean(operator: Operator) -> None:
+    """Blocks and threads in a random order on the interpreter, which poisons what was never written."""
+    case = Case(
+        operator, tuple("1" if n else "prime" for n in range(len(operator.sizes))), "contiguous", operator.dtypes[0]
+    )
+    args = contiguous(case.arguments)
+    lowering = lowered(operator.op, *args)
+    got = interpreted(lowering, inputs(operator.op, args), {})
+    for result, want in zip(got, parts(operator.expected(from_name(case.dtype), args)), strict=True):
+        assert_equals(result, want)
