@@ -29,6 +29,7 @@ from polyopt.dsl.affine import (
     substitute,
 )
 from polyopt.dsl.builtins import BUILTINS
+from polyopt.fusion import residues
 
 REPEATED_COST = 16
 """Scalar operations worth repeating per element rather than storing and loading a temporary."""
@@ -44,7 +45,8 @@ _FUNCTION = 20
 def rewrite(program: ir.Program, *, numerics: str = "default") -> ir.Program:
     """The program after all exact rewrites; resolved programs stay resolved."""
     folded = replace(program, equations=tuple(_map_values(e, fold) for e in program.equations))
-    return drop_unused(inline(folded))
+    inlined = drop_unused(inline(folded))
+    return residues.split(inlined, fold, reorder=numerics != "strict")
 
 
 # --- constant folding -----------------------------------------------------------------------------------------
