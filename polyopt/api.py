@@ -28,9 +28,8 @@ from polyopt.runtime import arguments, arrays, pool
 from polyopt.runtime import outs as result_arrays
 from polyopt.runtime.arguments import Arguments
 from polyopt.runtime.arrays import Array, Layout
-from polyopt.runtime.calls import Call, run_into
+from polyopt.runtime.calls import Call, Runs, run_into
 from polyopt.runtime.glance import Glance
-from polyopt.runtime.kernel import Kernel
 from polyopt.target import Target
 from polyopt.text import fragment
 
@@ -52,7 +51,7 @@ KEPT_CALLS = 4096
 class Variant:
     """An op prepared for one kind of call. structure: how its results are put together."""
 
-    call: Call
+    call: Runs
     structure: Structure
 
 
@@ -73,7 +72,7 @@ class Op:
         self._hot: dict[Hashable, Variant] = {}
         self._variants: dict[Hashable, _Prepared] = {}
         self._traces: dict[Hashable, Traced] = {}
-        self._ahead: list[Kernel] = []
+        self._ahead: list[object] = []
         self._on: dict[object, Op] = {}
 
     # --- calls ------------------------------------------------------------------------------------------------
@@ -147,6 +146,7 @@ class Op:
         traced = self._traced(given)
         values = result_arrays.by_position(out, traced.structure.rebuild(range(traced.structure.count)), "out")
         targets = {name: result_arrays.writable(values[n], name) for n, name in enumerate(traced.program.results)}
+        compilation.check_places({**given.arrays, **targets}, self._target(given))
         strided = {name: array for name, array in targets.items() if arrays.layout(array) is not None}
         variant = self._variant(given, strided)
         run_into(variant.call, lambda: self._variant(given, {}).call, given.arrays, tuple(targets.values()))
@@ -158,21 +158,28 @@ class Op:
     def _remember(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], variant: Variant) -> None:
         """Let the next call like this one be recognised at a glance."""
         seen = self._glance.look(args, kwargs)
-        if seen is None or settings.has_overrides():
+        if seen is None or settings.has_overrides() or compilation.has_other_device():
             return
         _put(self._hot, seen[0], variant)
 
     # --- from arguments to a kernel -----------------------------------------------------------------------------
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-        if any(map(arrays.is_on_device, (*args, *kwargs.values()))):
-            compilation.check_runs_here(compilation.choose_target(self._choices.target, on_device=True))
-        return arguments.bind(self.signature, args, kwargs)
+        on_device = any(map(arrays.is_on_device, (*args, *kwargs.values())))
+        if not on_device:
+            return arguments.bind(self.signature, args, kwargs)
+        target = compilation.choose_target(self._choices.target, on_device=True)
+        compilation.check_runs_here(target)
+        if target.gpu is None:
+            arguments.refuse_device_arrays(self.signature, args, kwargs)
+        given = arguments.bind(self.signature, args, kwargs)
+        compilation.check_places(given.arrays, target)
+        return given
 
     def _variant(self, given: Arguments, outs: Mapping[str, Array]) -> Variant:
         """The op prepared for arguments like these; made once, while other threads that want the same wait."""
         out_key = tuple((name, array.shape, arrays.layout(array)) for name, array in outs.items())
-        key = (os.getpid(), settings.call_key(), given.key(), out_key)
+        key = (os.getpid(), settings.call_key(), compilation.device_key(), given.key(), out_key)
         prepared = self._variants.get(key)
         if prepared is None:
             prepared = self._variants.setdefault(key, _Prepared())
@@ -189,14 +196,20 @@ class Op:
 
     def _prepare_traced(self, traced: Traced, given: Arguments, outs: Mapping[str, Array]) -> Variant:
         sizes = solve_sizes(self.signature, traced.program, given.shapes)
-        target = compilation.choose_target(self._choices.target)
+        target = self._target(given)
         compilation.check_runs_here(target)
-        layouts = {**given.layouts, **{name: arrays.layout(array) for name, array in outs.items()}}
         shapes = {name: array.shape for name, array in outs.items()}
-        problem = replace(self._problem(traced, sizes, target), layouts=_strided(layouts), result_shapes=shapes)
+        problem = replace(self._problem(traced, sizes, target), result_shapes=shapes)
+        if target.gpu is not None:
+            return Variant(compilation.gpu_call(problem, sizes, given.arrays, outs), traced.structure)
+        layouts = {**given.layouts, **{name: arrays.layout(array) for name, array in outs.items()}}
+        problem = replace(problem, layouts=_strided(layouts))
         call = Call(compilation.kernel_for(problem), sizes, given.arrays, outs)
         compilation.check_strictly(problem, sizes, given.arrays, lambda: _results(call, given.arrays))
         return Variant(call, traced.structure)
+
+    def _target(self, given: Arguments) -> Target:
+        return compilation.choose_target(self._choices.target, on_device=given.is_on_device)
 
     def _problem(self, traced: Traced, sizes: Mapping[str, int], target: Target) -> Problem:
         """The problem for known sizes; those that are dynamic, and those not known, stay symbolic."""
@@ -273,7 +286,9 @@ class Op:
             return self
         target = compilation.choose_target(self._choices.target)
         compilation.check_runs_here(target)
-        self._ahead.append(compilation.kernel_for(self._problem_for_sizes(args, kwargs, target)))
+        problem = self._problem_for_sizes(args, kwargs, target)
+        make = compilation.kernel_for if target.gpu is None else compilation.gpu_kernel_for
+        self._ahead.append(make(problem))
         return self
 
     def lower(self, *args: Any, target: str | Target | None = None, **kwargs: Any) -> Lowering:
@@ -490,7 +505,7 @@ def _dynamic_names(dynamic: bool | str | Sequence[str]) -> tuple[str, ...] | boo
         ) from None
 
 
-def _results(call: Call, inputs: Mapping[str, Array]) -> list[Array]:
+def _results(call: Runs, inputs: Mapping[str, Array]) -> list[Array]:
     results = call.new_results()
     call.run(tuple(inputs.values()), results)
     return results

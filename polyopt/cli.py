@@ -435,15 +435,25 @@ def _processor_rows() -> Iterator[tuple[str, str]]:
 
 def _tool_rows() -> Iterator[tuple[str, str]]:
     yield "C compiler", export.c_compiler() or "none: lowered.save(...) writes an object file instead of a library"
-    yield "CUDA", _cuda_state()
+    yield from _cuda_rows()
     yield from ((f"cache {name}", value) for name, value in _cache_rows(cache.info()))
     yield from _changed_settings().items()
 
 
-def _cuda_state() -> str:
-    if importlib.util.find_spec("pycuda") is None:
-        return "pycuda is not installed: pip install 'polyopt[cuda]'"
-    return "pycuda is installed"
+def _cuda_rows() -> Iterator[tuple[str, str]]:
+    """What runs CUDA kernels, and what compiles, emulates and shows them without a GPU."""
+    from polyopt.runtime.cuda import compilers, devices, sass
+    from polyopt.runtime.emulator import build
+
+    lack = devices.missing()
+    if lack is None:
+        limits = devices.driver().limits
+        yield "CUDA", f"{limits.name}, {limits.arch}, {limits.sms} multiprocessors, through pycuda"
+    else:
+        yield "CUDA", f"{lack.what}: {lack.fix}"
+    yield "CUDA compiler", compilers.version() or "none: pip install 'nvidia-cuda-nvrtc>=13.0,<13.1'"
+    yield "CUDA emulator", f"with {build.compiler()}" if build.compiler() else "none: install g++"
+    yield "disassembler", sass.disassembler() or "none: pip install nvidia-cuda-nvdisasm"
 
 
 def _changed_settings() -> Mapping[str, str]:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
@@ -25,17 +24,21 @@ from polyopt.dsl import ir
 from polyopt.dsl.ir import Program
 from polyopt.errors import ArgumentError, BackendUnavailable, CompileError, DefinitionError, ShapeError, Span
 from polyopt.progress import Progress
-from polyopt.runtime import fastcall, jit
+from polyopt.runtime import arrays, fastcall, jit
 from polyopt.runtime.arrays import Array, Layout
+from polyopt.runtime.cuda import devices
+from polyopt.runtime.cuda.driver import Driver
 from polyopt.runtime.fastcall import Entries
 from polyopt.runtime.fastcall_ir import fast_call_ir
 from polyopt.runtime.kernel import Kernel, KernelInfo
 from polyopt.runtime.objects import LoadedCode
 from polyopt.runtime.pool import POOLS, is_supported, pool_text
-from polyopt.target import Rates, Target, preset, rates_from_json
+from polyopt.target import GpuTarget, Rates, Target, preset, rates_from_json
 
 if TYPE_CHECKING:
     from polyopt.pipeline import Lowering, Options
+    from polyopt.runtime.cuda.calls import CudaCall, CudaKernel
+    from polyopt.runtime.emulator.driver import Emulator, Mode
 
 Numerics = Literal["default", "strict", "fast"]
 NUMERICS: tuple[Numerics, ...] = ("default", "strict", "fast")
@@ -85,6 +88,7 @@ class _Compiler:
         self.lock = threading.RLock()
         self._kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
         self._lowerings: WeakValueDictionary[str, Lowering] = WeakValueDictionary()
+        self._gpu_kernels: WeakValueDictionary[str, CudaKernel] = WeakValueDictionary()
         self._quick_code: LoadedCode | None = None
         self._has_quick_code = False
         if hasattr(os, "register_at_fork"):
@@ -97,6 +101,16 @@ class _Compiler:
             kernel = self._kernels.get(key)
             if kernel is None:
                 kernel = self._kernels[key] = _from_disk(key) or _compile(problem, key, self._lowering(problem, key))
+            return kernel
+
+    def gpu_kernel(self, problem: Problem, driver: Driver) -> CudaKernel:
+        with working(problem.program):
+            key = _gpu_key(problem, driver)
+            memory_key = f"{key} {id(driver)}"
+            kernel = self._gpu_kernels.get(memory_key)
+            if kernel is None:
+                kernel = _gpu_from_disk(key, driver) or _gpu_compile(problem, key, driver)
+                self._gpu_kernels[memory_key] = kernel
             return kernel
 
     def lower(self, problem: Problem) -> Lowering:
@@ -219,6 +233,8 @@ def choose_target(choice: str | Target | None, *, on_device: bool = False) -> Ta
     wanted = choice or settings.current().target or (targets.CUDA if on_device else targets.CPU)
     if isinstance(wanted, Target):
         return wanted
+    if wanted == targets.CUDA:
+        return gpu_here() or targets.resolve(wanted)
     return host() if wanted == targets.CPU else targets.resolve(wanted)
 
 
@@ -266,7 +282,8 @@ def _machine() -> str:
 def check_runs_here(target: Target) -> None:
     """Raise `BackendUnavailable` where this machine cannot run code for `target`."""
     if target.gpu is not None:
-        raise _no_cuda()
+        devices.driver()
+        return
     here = host()
     if target.triple == here.triple and target.vector_bits <= here.vector_bits:
         return
@@ -278,14 +295,120 @@ def check_runs_here(target: Target) -> None:
     )
 
 
-def _no_cuda() -> BackendUnavailable:
-    missing = "the package pycuda is not installed" if find_spec("pycuda") is None else ""
-    return BackendUnavailable(
-        "the target 'cuda' cannot be used here",
-        why=missing or "no CUDA code generator is installed",
-        fix="pip install 'polyopt[cuda]' on a machine with an NVIDIA driver, or use op.on('cpu') with host arrays",
-        facts={"target": "cuda"},
+# --- GPUs -------------------------------------------------------------------------------------------------------
+
+
+def gpu_here() -> Target | None:
+    """The GPU of this machine, as the code generator sees it; None where there is none."""
+    if devices.other() is not None or devices.missing() is not None:
+        return None
+    limits = devices.driver().limits
+    gpu = GpuTarget(
+        limits.arch,
+        limits.sms,
+        limits.sm_threads,
+        limits.shared_bytes,
+        limits.l2_bytes,
+        limits.threads,
+        limits.registers,
     )
+    return dataclasses.replace(targets.resolve(targets.CUDA), name=limits.arch, gpu=gpu)
+
+
+def has_other_device() -> bool:
+    """Whether this thread runs GPU kernels on something else than a GPU."""
+    return devices.other() is not None
+
+
+def device_key() -> int:
+    """Differs where GPU kernels run on another thing."""
+    return id(devices.other())
+
+
+def check_places(found: Mapping[str, Array], target: Target) -> None:
+    """Raise `ArgumentError` where arrays lie in several memories, or where the target cannot reach them."""
+    if any(arrays.place(array) is not None for array in found.values()):
+        from polyopt.runtime.cuda.arrays import check_places as check  # opens with the first array on a GPU
+
+        check(found, is_gpu=target.gpu is not None)
+
+
+def gpu_kernel_for(problem: Problem, ordinal: int = 0) -> CudaKernel:
+    """As `kernel_for`, for the GPU of this number. Raises `BackendUnavailable` where it cannot run the kernel."""
+    return _COMPILER.gpu_kernel(problem, devices.driver(ordinal))
+
+
+def gpu_call(
+    problem: Problem, sizes: Mapping[str, int], given: Mapping[str, Array], outs: Mapping[str, Array]
+) -> CudaCall:
+    """A kernel tied to arrays like `given` and `outs`, on the device where they lie, else on the first one.
+
+    Arrays on the host are copied, so that their layouts say nothing.
+    """
+    from polyopt.runtime.cuda.calls import CudaCall
+
+    everything = {**given, **outs}
+    at = next((place for place in map(arrays.place, everything.values()) if place is not None), None)
+    if at is not None:
+        layouts = {name: arrays.layout(array) for name, array in everything.items()}
+        problem = dataclasses.replace(
+            problem, layouts={n: layout for n, layout in layouts.items() if layout is not None}
+        )
+    ordinal = at[1] if isinstance(at, tuple) else 0
+    return CudaCall(gpu_kernel_for(problem, ordinal), sizes, given, outs)
+
+
+def emulator(mode: Mode = "check", seed: int = 0) -> Emulator:
+    """A stand-in for a GPU that runs kernels on the CPU and checks their accesses. It needs g++.
+
+    mode: "fast" without checks, "check", "count" with counters too; seed: order of the threads
+    """
+    from polyopt.runtime.emulator.driver import Emulator
+
+    return Emulator(_emulator_object, mode, seed)
+
+
+@functools.cache
+def _emulator_object() -> bytes:
+    """The emulator's own machine code, from the disk cache where it is there."""
+    from polyopt.runtime.emulator import build
+
+    key = cache.key(host(), emulator=build.runtime_text())
+    entry = cache.lookup(key)
+    if entry is None:
+        entry = Entry(KernelInfo("emulator", ()), build.build_runtime())
+        cache.store(key, entry)
+    return entry.object_code
+
+
+def _gpu_from_disk(key: str, driver: Driver) -> CudaKernel | None:
+    from polyopt.runtime.cuda import image
+    from polyopt.runtime.cuda.calls import CudaKernel
+    from polyopt.runtime.cuda.program import Program as GpuProgram
+
+    entry = cache.lookup(key)
+    if entry is None:
+        return None
+    try:
+        return CudaKernel(entry.info, GpuProgram(image.from_bytes(entry.object_code), driver))
+    except (CompileError, ValueError, KeyError, TypeError) as error:
+        _log.warning("the cache entry %s does not load here (%s); compiling again", key[:12], error)
+        return None
+
+
+def _gpu_compile(problem: Problem, key: str, driver: Driver) -> CudaKernel:
+    from polyopt import gpu_pipeline, pipeline
+    from polyopt.runtime.cuda.calls import CudaKernel
+    from polyopt.runtime.cuda.program import Program as GpuProgram
+
+    started = time.perf_counter()
+    with Progress(f"polyopt: compiling {problem.program.name}"):
+        resolved = pipeline.resolve(problem.program)
+        _check_result_shapes(resolved, problem)
+        built = gpu_pipeline.build(resolved, _options(problem), driver.limits.arch if driver.wants_cubin else "")
+    _log.info("compiled %s in %.0f ms", problem.program.name, 1e3 * (time.perf_counter() - started))
+    cache.store(key, Entry(built.info, built.object_code, built.report))
+    return CudaKernel(built.info, GpuProgram(built.image, driver))
 
 
 # --- making a kernel ------------------------------------------------------------------------------------------
@@ -381,6 +504,16 @@ def _key(problem: Problem) -> str:
         verify=settings.current().verify,
         places=[dataclasses.astuple(place) for place in _checked_places(problem.program)],
     )
+
+
+def _gpu_key(problem: Problem, driver: Driver) -> str:
+    """Machine code depends on the device's architecture and on the compiler, text on neither."""
+    made_by = ""
+    if driver.wants_cubin:
+        from polyopt.runtime.cuda import compilers
+
+        made_by = f"{driver.limits.arch} {compilers.version()}"
+    return cache.digest(problem=_key(problem), made_by=made_by)
 
 
 def canonical(value: Any) -> str:

@@ -13,17 +13,21 @@ from polyopt.codegen_cuda import buffers, mapping, partition
 from polyopt.codegen_cuda import emit as cuda_emit
 from polyopt.codegen_cuda.plan import CudaMapping
 from polyopt.codegen_cuda.source import CudaSource
+from polyopt.dsl import ir
 from polyopt.errors import ArgumentError, LegalityError, ScheduleError
 from polyopt.fusion import attach
 from polyopt.loops import lower as loops_lower
 from polyopt.loops import split as loops_split
 from polyopt.loops.ir import Buffer, LoopProgram
-from polyopt.pipeline import Copies, Lowering
+from polyopt.pipeline import Copies, Lowering, Options
 from polyopt.poly import extract, storage
 from polyopt.poly import tree as trees
 from polyopt.poly.storage import StoragePlan
 from polyopt.poly.tree import Tree
 from polyopt.runtime import extent
+from polyopt.runtime.cuda import compilers
+from polyopt.runtime.cuda import image as images
+from polyopt.runtime.cuda.image import CudaImage
 from polyopt.runtime.extent import Extent
 from polyopt.runtime.kernel import KernelInfo
 from polyopt.target import GpuTarget
@@ -45,6 +49,31 @@ class GpuDecided:
     loops: LoopProgram
     cuda: CudaSource
     fallback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBuilt:
+    """Kernels ready to be loaded, how to call them, and their report."""
+
+    image: CudaImage
+    info: KernelInfo
+    report: str
+
+    @property
+    def object_code(self) -> bytes:
+        """The image as the disk cache holds it."""
+        return images.as_bytes(self.image)
+
+
+def build(program: ir.Program, options: Options, arch: str) -> GpuBuilt:
+    """Kernels of a resolved program, their schedule proved legal.
+
+    arch: the architecture to make machine code for, such as "sm_90"; none is made where it is empty
+    Raises `CompileError`, and `BackendUnavailable` where machine code is wanted and there is no CUDA compiler.
+    """
+    lowering = GpuLowering(program, options)
+    cubin = compilers.compile_text(lowering.cuda.text, arch, contract=lowering.cuda.contract).code if arch else b""
+    return GpuBuilt(images.from_source(lowering.cuda, arch=arch, cubin=cubin), lowering.info, str(lowering.report()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +163,6 @@ class GpuLowering(Lowering):
             case "cuda":
                 return self.cuda.text
             case "ptx":
-                from polyopt.runtime.cuda import compilers  # opens a CUDA compiler
-
                 compiled = compilers.compile_text(self.cuda.text, self.gpu.name, "ptx", contract=self.cuda.contract)
                 return compiled.code.decode()
             case _:

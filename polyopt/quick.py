@@ -15,7 +15,7 @@ from polyopt import compilation, settings
 from polyopt.dsl.results import Structure
 from polyopt.dsl.signature import Signature
 from polyopt.runtime import arrays, fastcall
-from polyopt.runtime.calls import Call, Example
+from polyopt.runtime.calls import Call, Example, Runs
 from polyopt.runtime.fastcall import Entries, Entry, Number, Quick, Same
 
 REMEMBERED = 4096
@@ -25,7 +25,7 @@ _NEVER_CHANGE = (int, bool, float, str, bytes, type(None))
 
 
 class QuickWays:
-    """The quick ways of one op.
+    """The quick ways of one op, into kernels for a processor.
 
     plain: takes the arguments; into: the arguments and the arrays to write to; torch: as plain, tensors as NumPy arrays
     """
@@ -40,25 +40,25 @@ class QuickWays:
         self._entries: dict[str, Entries] = {}
         self._learnt: dict[Hashable, None] = {}
 
-    def learn(self, key: Hashable, call: Call, structure: Structure, args: tuple[Any, ...]) -> None:
+    def learn(self, key: Hashable, call: Runs, structure: Structure, args: tuple[Any, ...]) -> None:
         """Know calls like this one. key: equal for calls that are alike"""
-        if key not in self._learnt:
+        if isinstance(call, Call) and key not in self._learnt:
             self._learn("plain", key, args, lambda examples: call.quick_entry(examples, _maker(structure)))
 
-    def learn_into(self, key: Hashable, call: Call, args: tuple[Any, ...], out: Any) -> None:
+    def learn_into(self, key: Hashable, call: Runs, args: tuple[Any, ...], out: Any) -> None:
         """Know calls that compute into arrays like `out`: a plain array, or a tuple of them."""
         outs = out if type(out) is tuple else (out,)
-        if any(type(array) is not np.ndarray for array in outs):
+        if not isinstance(call, Call) or any(type(array) is not np.ndarray for array in outs):
             return
         full = ("into", key, tuple((array.dtype, array.shape, array.strides) for array in outs))
         if full not in self._learnt:
             self._learn("into", full, args, lambda examples: call.quick_entry(examples, None, outs))
 
-    def learn_torch(self, key: Hashable, call: Call, structure: Structure, args: tuple[Any, ...]) -> None:
+    def learn_torch(self, key: Hashable, call: Runs, structure: Structure, args: tuple[Any, ...]) -> None:
         """Know calls with tensors like these."""
         views = arrays.torch_views(args)
         full = ("torch", key)
-        if views is None or full in self._learnt:
+        if views is None or full in self._learnt or not isinstance(call, Call):
             return
 
         def make(parts: tuple[arrays.Array, ...]) -> Any:

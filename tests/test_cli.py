@@ -144,6 +144,8 @@ def test_the_doctor_tells_versions_processor_and_tools(capsys: pytest.CaptureFix
     text = output(capsys, "doctor")
     for word in ("Python", "islpy", "vectors", "caches", "threads", "C compiler", "CUDA", "cache folder"):
         assert word in text
+    for word in ("CUDA compiler", "NVRTC 13.0", "CUDA emulator", "disassembler", "nvdisasm"):
+        assert word in text
 
 
 def test_calibration_is_kept_for_this_machine_and_shown(

@@ -45,11 +45,16 @@ class Arguments:
         """Byte strides by name; None for C-contiguous."""
         return {name: arrays.layout(array) for name, array in self.arrays.items()}
 
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the arrays are in the memory of a GPU."""
+        return any(arrays.place(array) is not None for array in self.arrays.values())
+
     def key(self) -> Hashable:
-        """What a compiled kernel depends on: constants, dtypes, shapes, layouts."""
+        """What a compiled kernel depends on: constants, dtypes, shapes, layouts, places."""
         return (
             constants_key(self.constants),
-            tuple((name, a.dtype, a.shape, arrays.layout(a)) for name, a in self.arrays.items()),
+            tuple((name, a.dtype, a.shape, arrays.layout(a), arrays.place(a)) for name, a in self.arrays.items()),
             tuple(is_weak for *_, is_weak in self.free.values()),
         )
 
@@ -76,6 +81,17 @@ def bind(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         if parameter.kind == "unannotated":
             free[parameter.name] = _free(parameter.name, given.array, value)
     return Arguments(constants, found, free, wrap)
+
+
+def refuse_device_arrays(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise `ArgumentError` that names the first argument in the memory of a GPU, if there is one."""
+    for name, value in _by_name(signature, args, kwargs).items():
+        if arrays.is_on_device(value):
+            raise ArgumentError(
+                f"argument '{name}' is in the memory of a GPU, and the target is the CPU",
+                fix=f"copy it to the host first, or use op.on('cuda')(..., {name}, ...)",
+                facts={"argument": name},
+            )
 
 
 def _by_name(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -106,17 +122,16 @@ def is_constant(parameter: Parameter, value: object) -> bool:
     if parameter.kind != "unannotated":
         return False
     is_data = isinstance(value, np.ndarray | np.generic | bool | int | float)
-    return not is_data and not hasattr(value, "__dlpack__") and not hasattr(value, "__array_interface__")
+    return not is_data and not any(hasattr(value, protocol) for protocol in _PROTOCOLS)
+
+
+_PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 
 
 def _given(parameter: Parameter, value: Any) -> arrays.Given:
     """The argument as an aligned array of the parameter's dtype and rank."""
     if arrays.is_on_device(value):
-        raise ArgumentError(
-            f"argument '{parameter.name}' is in the memory of a GPU, and the target is the CPU",
-            fix=f"copy it to the host first, or use op.on('cuda')(..., {parameter.name}, ...)",
-            facts={"argument": parameter.name},
-        )
+        return _given_on_device(parameter, value)
     if parameter.kind == "scalar":
         assert parameter.dtype is not None, "a scalar parameter has a dtype"
         return arrays.Given(arrays.scalar(value, parameter.dtype, parameter.name))
@@ -124,6 +139,20 @@ def _given(parameter: Parameter, value: Any) -> arrays.Given:
     if parameter.kind == "tensor":
         given = _typed(parameter, value, given)
     return arrays.Given(arrays.aligned(given.array), given.wrap)
+
+
+def _given_on_device(parameter: Parameter, value: Any) -> arrays.Given:
+    from polyopt.runtime.cuda import arrays as on_device  # opens with the first array on a GPU
+
+    if parameter.kind == "scalar":
+        raise ArgumentError(
+            f"the scalar '{parameter.name}' was given an array in the memory of a GPU",
+            why="reading it would wait for the GPU",
+            fix=f"pass a number, such as {parameter.name}.item(), or annotate it as a tensor: f32[()]",
+            facts={"argument": parameter.name},
+        )
+    given = on_device.accept(value, parameter.name)
+    return _typed(parameter, value, given) if parameter.kind == "tensor" else given
 
 
 def _typed(parameter: Parameter, value: Any, given: arrays.Given) -> arrays.Given:

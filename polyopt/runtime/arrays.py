@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -48,7 +48,7 @@ def is_on_device(value: object) -> bool:
     """Whether `value` is an array in the memory of a GPU."""
     if isinstance(value, np.ndarray | int | float):
         return False
-    if hasattr(value, "__cuda_array_interface__") and not _is_torch(value):
+    if hasattr(value, "__cuda_array_interface__") and not is_torch(value):
         return True
     device = getattr(value, "__dlpack_device__", None)
     return device is not None and device()[0] not in _CPU_DEVICES
@@ -71,7 +71,7 @@ def accept(value: Any, name: str) -> Given:
         )
     elif isinstance(value, np.ndarray | np.generic | bool | int | float):
         given = Given(np.asarray(value))
-    elif _is_torch(value):
+    elif is_torch(value):
         given = _accept_torch(value, name)
     else:
         given = _accept_protocol(value, name)
@@ -81,6 +81,10 @@ def accept(value: Any, name: str) -> Given:
 
 def accept_out(value: Any, name: str) -> Array:
     """`out=` for the result `name` as an array over its memory. Raises as `accept` does, with the result's name."""
+    if is_on_device(value):
+        from polyopt.runtime.cuda import arrays as on_device  # opens with the first array on a GPU
+
+        return on_device.accept(value, f"out for {name}", is_read=False).array
     if isinstance(value, bool | int | float | np.generic):
         raise _no_array(f"out for '{name}'", value, "np.empty(...) of the result's shape and dtype")
     try:
@@ -89,6 +93,11 @@ def accept_out(value: Any, name: str) -> Array:
         if error.facts.get("type") is None:
             raise
         raise _no_array(f"out for '{name}'", value, "np.empty(...) of the result's shape and dtype") from None
+
+
+def place(array: Array) -> Hashable:
+    """On which device the array lies, and which library it belongs to; None on the host."""
+    return getattr(array, "place", None)
 
 
 def check_dtype(array: Array, name: str) -> DType:
@@ -153,12 +162,14 @@ def _maker(value: Any) -> Wrap | None:
     return wrap
 
 
-def _is_torch(value: object) -> bool:
+def is_torch(value: object) -> bool:
+    """Whether `value` is a tensor of PyTorch, which need not be imported for the question."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _accept_torch(tensor: Any, name: str) -> Given:
+def check_torch(tensor: Any, name: str) -> None:
+    """Raise `ArgumentError` or `DTypeError` for a tensor that is no plain array of numbers."""
     import torch
 
     if tensor.requires_grad:
@@ -185,6 +196,12 @@ def _accept_torch(tensor: Any, name: str) -> Given:
             fix=f"{name}.resolve_neg()",
             facts={"argument": name},
         )
+
+
+def _accept_torch(tensor: Any, name: str) -> Given:
+    import torch
+
+    check_torch(tensor, name)
     if tensor.dtype == torch.bfloat16:
         bits: Array = tensor.view(torch.int16).numpy()
         return Given(bits.view(dtypes.bf16.numpy), as_torch)
@@ -270,6 +287,20 @@ def layout(array: Array) -> Layout:
     if array.flags.c_contiguous:
         return None
     return tuple(0 if extent <= 1 else stride for extent, stride in zip(array.shape, array.strides))
+
+
+def is_aligned(array: Array) -> bool:
+    """Whether a kernel can work on the array where it is."""
+    on_device = getattr(array, "is_aligned", None)
+    return bool(array.flags.aligned if on_device is None else on_device)
+
+
+def copy_into(target: Array, source: Array) -> None:
+    """Copy elements between arrays on the host, or between arrays of one library on a device."""
+    if hasattr(target, "take_from"):
+        target.take_from(source)
+    else:
+        np.copyto(target, source)
 
 
 def aligned(array: Array) -> Array:

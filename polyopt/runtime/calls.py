@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Call:
         self._order = tuple(names.index(array.name) for array in info.inputs)
         self._mask = max((array.dtype.itemsize for array in info.arguments), default=1) - 1
         self._bound = kernel.bind(
-            tuple(_parameter(name, info, sizes, {**arguments, **outs}) for name in info.parameters)
+            tuple(parameter(name, info, sizes, {**arguments, **outs}) for name in info.parameters)
         )
 
     def new_results(self) -> list[Array]:
@@ -145,8 +145,8 @@ def check_conditions(info: KernelInfo, sizes: Mapping[str, int]) -> None:
             )
 
 
-def _parameter(name: str, info: KernelInfo, sizes: Mapping[str, int], arguments: Mapping[str, Array]) -> int:
-    """The value of an i64 parameter: a size, or a stride of an argument or result."""
+def parameter(name: str, info: KernelInfo, sizes: Mapping[str, int], arguments: Mapping[str, Array]) -> int:
+    """The value of an i64 parameter of a kernel: a size, or a stride of an argument or result."""
     if name in sizes:
         return sizes[name]
     for array in info.arguments:
@@ -156,7 +156,19 @@ def _parameter(name: str, info: KernelInfo, sizes: Mapping[str, int], arguments:
     raise AssertionError(f"parameter {name} of kernel {info.entry} is neither a size nor a stride")
 
 
-def run_into(direct: Call, contiguous: Callable[[], Call], inputs: Mapping[str, Array], outs: Sequence[Array]) -> None:
+class Runs(Protocol):
+    """A kernel tied to one kind of call, on a processor or on a GPU."""
+
+    info: KernelInfo
+    results: tuple[tuple[ArrayInfo, tuple[int, ...]], ...]
+
+    def new_results(self) -> list[Array]: ...
+    def run(self, inputs: Sequence[Array], results: Sequence[Array]) -> None: ...
+    def __call__(self, inputs: Sequence[Array]) -> list[Array] | None: ...
+    def into(self, inputs: Sequence[Array], out: Array) -> bool: ...
+
+
+def run_into(direct: Runs, contiguous: Callable[[], Runs], inputs: Mapping[str, Array], outs: Sequence[Array]) -> None:
     """Compute into the caller's arrays.
 
     direct:     made for the layouts of `outs`
@@ -169,7 +181,7 @@ def run_into(direct: Call, contiguous: Callable[[], Call], inputs: Mapping[str, 
     _check_distinct(direct, outs)
     in_place = direct.info.in_place
     if all(
-        out.flags.aligned and not arrays.needs_temporary(out, info.name, inputs, in_place)
+        arrays.is_aligned(out) and not arrays.needs_temporary(out, info.name, inputs, in_place)
         for (info, _), out in zip(direct.results, outs)
     ):
         direct.run(tuple(inputs.values()), outs)
@@ -178,10 +190,10 @@ def run_into(direct: Call, contiguous: Callable[[], Call], inputs: Mapping[str, 
     results = call.new_results()
     call.run(tuple(inputs.values()), results)
     for out, result in zip(outs, results):
-        np.copyto(out, result)
+        arrays.copy_into(out, result)
 
 
-def _check_distinct(call: Call, outs: Sequence[Array]) -> None:
+def _check_distinct(call: Runs, outs: Sequence[Array]) -> None:
     names = [info.name for info, _ in call.results]
     for position, out in enumerate(outs):
         for name, other in zip(names[:position], outs):

@@ -206,7 +206,7 @@ class BoundKernel:
 
     def fail(self, site: int, index: int, length: int) -> NoReturn:
         """Raise the `BoundsError` that a run-time check recorded."""
-        raise _bounds_error(self.kernel.info.sites[site - 1], index, length)
+        raise bounds_error(self.kernel.info.sites[site - 1], index, length)
 
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
@@ -238,7 +238,8 @@ class _Workspace(threading.local):
 _WORKSPACE = _Workspace()
 
 
-def _bounds_error(site: SiteInfo, index: int, length: int) -> BoundsError:
+def bounds_error(site: SiteInfo, index: int, length: int) -> BoundsError:
+    """The error for a subscript that is data and was out of range."""
     return BoundsError(
         f"subscript {site.dimension} of '{site.array}' is {index}, outside its extent {length}",
         where=site.span,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from inspect import BoundArguments
 from typing import TYPE_CHECKING, Any
 
@@ -12,21 +12,25 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from polyopt import reference
+from polyopt import compilation, reference
 from polyopt.dsl.affine import SizeRef
 from polyopt.dsl.ir import Program
 from polyopt.errors import BackendUnavailable
 from polyopt.loops.text import loop_text
 from polyopt.reference.compare import Tolerance, difference, flatten, rebuild
+from polyopt.runtime.cuda import devices
 from polyopt.testing.guarded import guarded, guarded_copy, survives
 from polyopt.testing.inputs import random_inputs
 
 if TYPE_CHECKING:
     from polyopt.api import Op
     from polyopt.pipeline import Lowering
+    from polyopt.runtime.emulator.driver import Emulator
 
 Array = NDArray[Any]
 
+OTHER_ORDER = 7
+"""The emulator's seed for a second run: threads in a random order."""
 _SLACK = 2.0
 """The bound on errors is of first order, and the reference itself is rounded: twice the bound is allowed."""
 
@@ -65,12 +69,25 @@ class Checker:
         for name in (target,) if target is not None else self.targets:
             try:
                 case = _prepare(op if name is None else op.on(name), args, named, dict(inputs or {}), chosen, name)
-                result = case.check(expected, Tolerance(rtol, atol))
+                result = _checked(case, expected, Tolerance(rtol, atol))
             except BackendUnavailable as missing:
                 if target is not None:
                     raise
                 pytest.skip(f"target {name}: {missing.what}")
         return result
+
+
+def _checked(case: _Case, expected: Any, tolerance: Tolerance) -> Any:
+    """Kernels for a GPU run there, or, where there is none, on the emulator, which looks at every access too."""
+    if not case.is_gpu:
+        return case.check(expected, tolerance)
+    here = compilation.gpu_here()
+    if here is not None:
+        return replace(case, note=f"{case.note}, on this machine's GPU ({here.name})").check(expected, tolerance)
+    emulator = compilation.emulator()
+    case = replace(case, note=f"{case.note}, on the CPU emulator: there is no GPU here", emulator=emulator)
+    with devices.use(emulator):
+        return case.check(expected, tolerance)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +96,7 @@ class _Case:
 
     arguments: as the op is called, by name
     arrays:    the program's inputs, by name
+    emulator:  what runs kernels for a GPU where there is none
     """
 
     op: Op
@@ -87,6 +105,12 @@ class _Case:
     sizes: Mapping[str, int]
     lowered: Lowering
     note: str
+    emulator: Emulator | None = None
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the kernels are for a GPU."""
+        return self.lowered.options.target.gpu is not None
 
     @property
     def program(self) -> Program:
@@ -101,9 +125,12 @@ class _Case:
         """All checks; memory first, since a kernel that writes where it must not may break everything after it."""
         self.lowered.verify()
         values, bounds = self._reference()
-        placed = self._run_guarded(values)
+        placed = [] if self.is_gpu else self._run_guarded(values)
         before = {name: array.copy() for name, array in self.arrays.items()}
         result = self.call(self.arguments)
+        if self.is_gpu:
+            self._check_accesses()
+            placed = self._run_again(result, values)
         self._check_untouched(before)
         got = {place: np.asarray(value) for place, value in flatten(result).items()}
         for name, (place, array) in zip(self.program.results, got.items(), strict=True):
@@ -182,14 +209,43 @@ class _Case:
                 self._fail(f"bytes before the start of the result '{name}' were written")
         return [out.array for out in outs]
 
+    def _run_again(self, result: Any, values: Mapping[str, Array]) -> list[Array]:
+        """Runs the op with `out=`, its threads in another order where they are emulated; its results.
+
+        result: what the op returned, for the structure. Nothing where `_run_guarded` does nothing.
+        """
+        ours = all(isinstance(v, np.ndarray | np.generic | int | float) for v in self.arguments.values())
+        if not ours or "out" in self.op.signature.python.parameters:
+            return []
+        outs = [np.full(v.shape, 77, self.program.tensor(name).dtype.numpy) for name, v in values.items()]
+        if self.emulator is not None:
+            self.emulator.seed = OTHER_ORDER
+        self.call(self.arguments, out=rebuild(result, list(outs)))
+        if self.emulator is not None:
+            self._check_accesses()
+            self.emulator.seed = 0
+        return outs
+
+    def _check_accesses(self) -> None:
+        """No access of a kernel raced with another, was out of bounds, or read what nothing had written."""
+        if self.emulator is not None and self.emulator.found:
+            self._fail("its kernels are wrong\n" + "\n".join(map(str, self.emulator.found)))
+
     def _check_repeated(self, place: str, got: Array, other: Array) -> None:
         if not _same_bits(other, got).all():
             worst = difference(place, other, got, np.zeros(got.shape))
             self._fail(f"another call, with out=, gives another result\n{worst or 'a zero has another sign'}")
 
     def _fail(self, what: str) -> None:
-        loops = "\n".join(f"    {line}" for line in loop_text(self.lowered.loops).splitlines())
-        pytest.fail(f"{self.program.name}: {what}\n{self.note}\nloops:\n{loops}", pytrace=False)
+        shown = f"loops:\n{_indented(loop_text(self.lowered.loops).splitlines())}"
+        if self.is_gpu:
+            numbered = (f"{n:>4} {line}" for n, line in enumerate(self.lowered.source("cuda").splitlines(), 1))
+            shown += f"\nkernels:\n{_indented(numbered)}"
+        pytest.fail(f"{self.program.name}: {what}\n{self.note}\n{shown}", pytrace=False)
+
+
+def _indented(lines: Iterable[str]) -> str:
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def _same_bits(a: Array, b: Array) -> Array:

@@ -55,7 +55,7 @@ def emulate(lowering: GpuLowering, arguments: dict[str, Array], sizes: dict[str,
     failed = program.run(places, sizes)
     assert isinstance(program.module, EmulatedModule)
     traffic = emulator.traffic(program.module) if mode == "count" else ()
-    return Outcome(tuple(results.values()), emulator.problems(program.module), traffic, failed)
+    return Outcome(tuple(results.values()), tuple(emulator.found), traffic, failed)
 
 
 def interpreted(

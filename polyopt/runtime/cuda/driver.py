@@ -17,11 +17,15 @@ STATIC_SHARED_BYTES = 48 << 10
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device can do. capability: (9, 0) for sm_90; shared_bytes: of one block, asked for explicitly."""
+    """What a device can do, as `target.GpuTarget` describes it. grid, block: the most along x, y and z."""
 
     name: str
     capability: tuple[int, int]
     shared_bytes: int
+    sms: int = 108
+    sm_threads: int = 2048
+    l2_bytes: int = 40 << 20
+    registers: int = 1 << 16
     threads: int = 1024
     grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     block: tuple[int, int, int] = (1024, 1024, 64)
@@ -74,6 +78,10 @@ class Driver(Protocol):
 
     @property
     def limits(self) -> Limits: ...
+    @property
+    def wants_cubin(self) -> bool:
+        """Whether it loads machine code; else it takes the text."""
+        ...
 
     def load(self, image: CudaImage) -> Module:
         """Raises `CompileError` where the device cannot run the image."""
@@ -84,6 +92,10 @@ class Driver(Protocol):
 
         Raises `MemoryError`.
         """
+        ...
+
+    def wait(self) -> None:
+        """Wait for all work on the device."""
         ...
 
     def begin(self, module: Module, memories: Sequence[Memory], home: object = None) -> Queue:

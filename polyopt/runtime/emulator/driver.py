@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -108,8 +108,8 @@ class EmulatedModule:
 class EmulatedQueue:
     """The launches of one call, run at once."""
 
-    mode: Mode
-    seed: int
+    emulator: Emulator
+    module: EmulatedModule
 
     def put(self, memory: Memory, array: Array) -> None:
         _emulated(memory).bytes[: array.nbytes] = array.reshape(-1).view(np.uint8)
@@ -131,14 +131,14 @@ class EmulatedQueue:
             (ctypes.c_uint * 3)(*kernel.block),
             pointers,
             ctypes.c_size_t(kernel.shared_bytes),
-            _MODES[self.mode],
-            ctypes.c_uint(self.seed),
+            _MODES[self.emulator.mode],
+            ctypes.c_uint(self.emulator.seed),
         )
         if result < 0:
             raise MemoryError("no memory for the stacks of the emulated threads")
 
     def finish(self) -> None:
-        """Everything has run already."""
+        self.emulator.found.extend(self.emulator.problems(self.module))
 
 
 @dataclass(slots=True)
@@ -147,11 +147,14 @@ class Emulator:
 
     runtime: gives the emulator's object code; `build.build_runtime`, or a cache in front of it
     seed:    order of the threads: 0 forward, 1 backward, else random
+    found:   what the kernels of all calls did wrong
     """
 
     runtime: Callable[[], bytes] = build.build_runtime
     mode: Mode = "check"
     seed: int = 0
+    found: list[Problem] = field(default_factory=list)
+    wants_cubin: ClassVar[bool] = False
     limits: Limits = field(default_factory=lambda: Limits("the CPU emulator", (9, 0), SHARED_LIMIT))
 
     def load(self, image: CudaImage) -> EmulatedModule:
@@ -162,6 +165,9 @@ class Emulator:
     def allocate(self, size: int, name: str, *, is_written: bool) -> EmulatedMemory:
         return EmulatedMemory(size, name, is_written)
 
+    def wait(self) -> None:
+        """Everything has run already."""
+
     def begin(self, module: Module, memories: Sequence[Memory], home: object = None) -> EmulatedQueue:
         library = _module(module).library
         library.po_reset()
@@ -171,7 +177,7 @@ class Emulator:
             _register(library, start.value or 0, size, "shared memory", is_shared=True, is_written=False)
             for held in map(_emulated, memories):
                 _register(library, held.address, held.size, held.name, is_shared=False, is_written=held.is_written)
-        return EmulatedQueue(self.mode, self.seed)
+        return EmulatedQueue(self, _module(module))
 
     def problems(self, module: EmulatedModule) -> tuple[Problem, ...]:
         """What the launches since `begin` did wrong."""

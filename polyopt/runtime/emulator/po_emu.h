@@ -28,6 +28,11 @@
 #define __align__(n) alignas(n)
 #define __restrict__
 
+using std::isfinite;
+using std::isinf;
+using std::isnan;
+using std::signbit;
+
 typedef uint32_t po_u32;
 typedef unsigned long long po_u64;
 struct uint3 { unsigned x, y, z; };

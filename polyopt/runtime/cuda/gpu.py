@@ -1,0 +1,189 @@
+"""A GPU through pycuda: the thin layer that no machine without one can run.
+
+All of a process's libraries share a device's primary context, so their pointers are valid here. pycuda ties a context
+to the thread that asked for it, so each thread asks, and has its own pool of memory. Kernels run on the default stream,
+or, where the caller's library works on another one, on a stream of ours that waits for it and that it waits for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pycuda.driver as cuda
+import pycuda.tools
+
+from polyopt.errors import BackendUnavailable, CompileError
+from polyopt.runtime.cuda.arrays import Home
+from polyopt.runtime.cuda.driver import STATIC_SHARED_BYTES, Array, Limits, Memory, Module
+from polyopt.runtime.cuda.image import CudaImage, KernelImage
+
+
+class GpuMemory:
+    """Memory from a thread's pool, which it goes back to."""
+
+    __slots__ = ("_held", "address", "size")
+
+    def __init__(self, held: Any, size: int) -> None:
+        self._held = held
+        self.address = int(held)
+        self.size = size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuModule:
+    """A loaded cubin. functions: by kernel, with their parameters declared"""
+
+    module: Any
+    functions: dict[str, Any]
+
+
+class _Thread(threading.local):
+    """What one thread has of the device."""
+
+    context: Any = None
+    pool: Any = None
+    stream: Any = None
+
+
+class PycudaDriver:
+    """A `Driver` for one GPU."""
+
+    wants_cubin = True
+
+    def __init__(self, ordinal: int = 0) -> None:
+        """Raises `BackendUnavailable` where there is no device of this number."""
+        cuda.init()
+        if ordinal >= cuda.Device.count():
+            raise BackendUnavailable(
+                f"there is no GPU {ordinal}",
+                why=f"this machine has {cuda.Device.count()}",
+                facts={"device": ordinal},
+            )
+        self.ordinal = ordinal
+        self._device = cuda.Device(ordinal)
+        self._thread = _Thread()
+        self.limits = self._limits()
+
+    def _limits(self) -> Limits:
+        get, names = self._device.get_attribute, cuda.device_attribute
+        return Limits(
+            name=self._device.name(),
+            capability=tuple(self._device.compute_capability()),
+            shared_bytes=get(names.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+            sms=get(names.MULTIPROCESSOR_COUNT),
+            sm_threads=get(names.MAX_THREADS_PER_MULTIPROCESSOR),
+            l2_bytes=get(names.L2_CACHE_SIZE),
+            registers=get(names.MAX_REGISTERS_PER_MULTIPROCESSOR),
+            threads=get(names.MAX_THREADS_PER_BLOCK),
+            grid=(get(names.MAX_GRID_DIM_X), get(names.MAX_GRID_DIM_Y), get(names.MAX_GRID_DIM_Z)),
+            block=(get(names.MAX_BLOCK_DIM_X), get(names.MAX_BLOCK_DIM_Y), get(names.MAX_BLOCK_DIM_Z)),
+        )
+
+    @contextmanager
+    def active(self) -> Iterator[_Thread]:
+        """The device's primary context is current in this thread."""
+        mine = self._thread
+        if mine.context is None:
+            mine.context = self._device.retain_primary_context()
+        mine.context.push()
+        try:
+            yield mine
+        finally:
+            cuda.Context.pop()
+
+    def load(self, image: CudaImage) -> GpuModule:
+        with self.active():
+            try:
+                module = cuda.module_from_buffer(image.cubin)
+                return GpuModule(module, {k.name: _prepared(module, k) for k in image.kernels})
+            except cuda.Error as error:
+                raise CompileError(
+                    f"{self.limits.name} refuses kernels compiled for {image.arch}",
+                    why=str(error),
+                    facts={"arch": image.arch, "device": self.limits.name},
+                ) from None
+
+    def allocate(self, size: int, name: str, *, is_written: bool) -> GpuMemory:
+        with self.active() as mine:
+            if mine.pool is None:
+                mine.pool = pycuda.tools.DeviceMemoryPool()
+            try:
+                return GpuMemory(mine.pool.allocate(max(1, size)), size)
+            except cuda.MemoryError:
+                mine.pool.free_held()
+            try:
+                return GpuMemory(mine.pool.allocate(max(1, size)), size)
+            except cuda.MemoryError:
+                raise MemoryError(f"no {size} bytes on {self.limits.name} for {name}") from None
+
+    def wait(self) -> None:
+        with self.active():
+            cuda.Context.synchronize()
+
+    def begin(self, module: Module, memories: Sequence[Memory], home: object = None) -> GpuQueue:
+        caller = _home(home)
+        if caller is None or not caller.stream():
+            return GpuQueue(self, None, None)
+        with self.active() as mine:
+            mine.stream = mine.stream or cuda.Stream()
+            caller.let_wait(mine.stream.handle)
+            return GpuQueue(self, mine.stream, caller)
+
+
+def _home(home: object) -> Home | None:
+    return home if hasattr(home, "stream") else None  # type: ignore[return-value]  # the caller's, if it is one
+
+
+def _prepared(module: Any, kernel: KernelImage) -> Any:
+    function = module.get_function(kernel.name)
+    if kernel.shared_bytes > STATIC_SHARED_BYTES:
+        function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel.shared_bytes)
+    return function.prepare(["P"] * kernel.pointers + ["q"] * (len(kernel.parameters) - kernel.pointers))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuQueue:
+    """The work of one call. stream: None for the default stream; home: who waits for the stream, and it for them"""
+
+    driver: PycudaDriver
+    stream: Any
+    home: Home | None
+
+    def put(self, memory: Memory, array: Array) -> None:
+        if array.nbytes:
+            with self.driver.active():
+                cuda.memcpy_htod_async(memory.address, _bytes(array), self.stream)
+
+    def get(self, memory: Memory, array: Array) -> None:
+        if array.nbytes:
+            with self.driver.active():
+                cuda.memcpy_dtoh_async(_bytes(array), memory.address, self.stream)
+                if self.stream is None:
+                    cuda.Context.synchronize()
+                else:
+                    self.stream.synchronize()
+
+    def copy(self, target: Memory, source: Memory, size: int) -> None:
+        if size:
+            with self.driver.active():
+                cuda.memcpy_dtod_async(target.address, source.address, size, self.stream)
+
+    def launch(self, module: Module, kernel: KernelImage, grid: tuple[int, int, int], words: Sequence[int]) -> None:
+        assert isinstance(module, GpuModule), "the module was loaded by this driver"
+        function = module.functions[kernel.name]
+        with self.driver.active():
+            function.prepared_async_call(grid, kernel.block, self.stream, *words, shared_size=kernel.shared_bytes)
+
+    def finish(self) -> None:
+        if self.home is not None:
+            with self.driver.active():
+                self.home.wait_for(self.stream.handle)
+
+
+def _bytes(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,78 @@
+"""What kernels reach today, held by a gate: resources and instructions from NVRTC's code, traffic from the emulator.
+
+A figure states what is reached; a change that makes one worse must say why, one that makes it better tightens it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from polyopt.runtime.cuda import compilers, ptxas, sass
+from polyopt.testing.inputs import random_inputs
+from tests.codegen_cuda.gate_ops import OPS
+from tests.codegen_cuda.running import Outcome, emulate, lowered
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What the kernels of one operator may take at most, and must have at least.
+
+    registers: of a thread of any kernel; sectors, wavefronts: against the ideal; opcodes: at least so many of an
+    instruction with these suffixes, over all kernels: ("LDG", "128") for loads of 16 bytes
+    """
+
+    registers: int = 64
+    sectors: float = 1.05
+    wavefronts: float = 1.0
+    opcodes: tuple[tuple[tuple[str, ...], int], ...] = ()
+
+
+GATES: dict[str, Gate] = {
+    "matmul_f32": Gate(),
+    "matmul_bf16": Gate(),
+    "matmul_i8": Gate(),
+    "conv2d": Gate(),
+    "layernorm": Gate(opcodes=((("SHFL",), 10), (("BAR",), 2))),
+    "softmax": Gate(opcodes=((("SHFL",), 10), (("BAR",), 2))),
+    "column_sum": Gate(sectors=6.2),
+    "transpose": Gate(sectors=4.6),
+    "attention": Gate(sectors=2.1),
+}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", GATES)
+def test_no_spills_no_stack_and_the_planned_instructions(name: str, arch: str) -> None:
+    gate = GATES[name]
+    op, sizes, _ = OPS[name]
+    compiled = compilers.compile_text(lowered(op, target=arch, **sizes).cuda.text, arch)
+    assert ptxas.remarks(compiled.log) == ()
+    for kernel, found in compiled.resources.items():
+        assert (found.stack, found.spills) == (0, False), f"{kernel}: {found}"
+        assert found.registers <= gate.registers, f"{kernel}: {found}"
+    codes: Counter[str] = sum(sass.opcodes(compiled.code).values(), Counter())
+    assert sass.count(codes, "LDL") == sass.count(codes, "STL") == 0
+    for wanted, least in gate.opcodes:
+        assert sass.count(codes, *wanted) >= least, f"{'.'.join(wanted)} in {codes}"
+
+
+def traffic(name: str) -> Outcome:
+    op, _, sizes = OPS[name]
+    lowering = lowered(op, **sizes)
+    inputs = {n: np.asarray(v) for n, v in random_inputs(lowering.program, {}, 0, {}).items()}
+    return emulate(lowering, inputs, {}, "count")
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_memory_traffic(name: str) -> None:
+    outcome = traffic(name)
+    assert outcome.problems == ()
+    for space, most in (("global", GATES[name].sectors), ("shared", GATES[name].wavefronts)):
+        rows = [row for row in outcome.traffic if row.space == space]
+        used, ideal = sum(row.used for row in rows), sum(row.ideal for row in rows)
+        worst = max(rows, key=lambda row: row.used - row.ideal, default=None)
+        assert used <= most * ideal, f"{space}: {used / ideal:.3f} of the ideal, the worst at {worst}"

@@ -1,0 +1,166 @@
+"""Calls on a GPU: all but the GPU itself, which a make-believe pycuda runs on the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import polyopt as po
+from polyopt import compilation, f32, i32
+from polyopt.errors import ArgumentError, BackendUnavailable, BoundsError
+from polyopt.runtime.cuda import devices
+from tests.runtime.fake_pycuda import Device, Foreign, host_copy, installed
+
+K, M, N = po.sizes("K M N")
+i, j = po.indices("i j")
+
+
+@po.op
+def scaled(x: f32[M, N], a: f32):
+    y = po.tensor("y")
+    y[i, j] = x[i, j] * a + po.cast(j, f32)
+    return y
+
+
+@po.op
+def row_sums(x: f32[M, N]):
+    s = po.tensor("s")
+    s[i] += x[i, j]
+    return s
+
+
+@po.op
+def both(x: f32[M, N], z: f32[M, N]):
+    y = po.tensor("y")
+    y[i, j] = x[i, j] - z[i, j]
+    return y
+
+
+@po.op
+def rows_at(x: f32[M, N], at: i32[K]):
+    k = po.index("k")
+    y = po.tensor("y")
+    y[k, j] = x[at[k], j]
+    return y
+
+
+X = np.arange(35, dtype=np.float32).reshape(5, 7) / 8
+
+
+def fresh(op: po.Op) -> po.Op:
+    """The same op, not yet compiled."""
+    return po.op(op.__wrapped__)
+
+
+def on_gpu(op: po.Op) -> po.Op:
+    return fresh(op).on("cuda")
+
+
+@pytest.fixture
+def gpu() -> Iterator[Device]:
+    with pytest.MonkeyPatch.context() as patch, installed(patch) as device:
+        yield device
+
+
+def test_host_arrays_are_copied_in_and_out(gpu: Device) -> None:
+    np.testing.assert_array_equal(on_gpu(scaled)(X, 2), X * 2 + np.arange(7, dtype=np.float32))
+    assert [stream for _, _, stream in gpu.launches] == [None]
+
+
+def test_a_second_call_launches_what_the_first_has_loaded(gpu: Device) -> None:
+    op = on_gpu(scaled)
+    op(X, 2)
+    np.testing.assert_array_equal(op(X + 1, 3), (X + 1) * 3 + np.arange(7, dtype=np.float32))
+    assert len(gpu.launches) == 2
+
+
+def test_out_may_be_strided_on_the_host(gpu: Device) -> None:
+    out = np.full((5, 14), 9, np.float32)
+    assert on_gpu(both)(X, X.T.copy().T, out=out[:, ::2]).base is out
+    np.testing.assert_array_equal(out[:, ::2], 0)
+    np.testing.assert_array_equal(out[:, 1::2], 9)
+
+
+def test_device_arrays_stay_on_the_device(gpu: Device) -> None:
+    x = Foreign(gpu, X)
+    result = fresh(scaled)(x, 2)
+    assert hasattr(result, "__cuda_array_interface__")
+    np.testing.assert_array_equal(host_copy(gpu, result), X * 2 + np.arange(7, dtype=np.float32))
+    assert gpu.events == []
+
+
+def test_a_view_on_the_device_is_read_where_it_is(gpu: Device) -> None:
+    turned = Foreign(gpu, X.T.copy()).T
+    np.testing.assert_allclose(host_copy(gpu, fresh(row_sums)(turned)), X.sum(1), rtol=1e-6)
+
+
+def test_out_on_the_device(gpu: Device) -> None:
+    out = Foreign(gpu, np.zeros((5, 7), np.float32))
+    assert fresh(both)(Foreign(gpu, X), Foreign(gpu, X / 2), out=out) is out
+    np.testing.assert_array_equal(out.get(), X / 2)
+
+
+def test_an_array_that_is_not_aligned_is_copied_first(gpu: Device) -> None:
+    shifted = Foreign(gpu, X, offset=4)
+    np.testing.assert_array_equal(host_copy(gpu, fresh(both)(shifted, Foreign(gpu, X))), 0)
+
+
+def test_a_subscript_out_of_range_is_an_error(gpu: Device) -> None:
+    with pytest.raises(BoundsError) as caught:
+        on_gpu(rows_at)(X, np.array([1, 9], np.int32))
+    assert (caught.value.facts["index"], caught.value.facts["extent"]) == (9, 5)
+
+
+def test_host_and_device_arrays_do_not_mix(gpu: Device) -> None:
+    with pytest.raises(ArgumentError, match="'x' is in the memory of a GPU and 'z' in that of the host"):
+        fresh(both)(Foreign(gpu, X), X)
+    with pytest.raises(ArgumentError, match="in the memory of a GPU"):
+        fresh(both)(X, X, out=Foreign(gpu, X))
+
+
+def test_arrays_of_two_devices_do_not_mix(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Foreign(gpu, X)
+    there.__dlpack_device__ = lambda: (2, 1)
+    with pytest.raises(ArgumentError, match="'x' is on GPU 0 and 'z' on GPU 1"):
+        fresh(both)(Foreign(gpu, X), there)
+
+
+def test_a_device_array_for_the_cpu_is_refused(gpu: Device) -> None:
+    with pytest.raises(ArgumentError, match="the target is the CPU"):
+        fresh(row_sums).on("cpu")(Foreign(gpu, X))
+
+
+def test_a_scalar_on_the_device_is_refused(gpu: Device) -> None:
+    with pytest.raises(ArgumentError, match="the scalar 'a' was given an array in the memory of a GPU"):
+        fresh(scaled)(Foreign(gpu, X), Foreign(gpu, X[0, 0]))
+
+
+def test_too_little_memory_on_the_device_is_a_memory_error(gpu: Device) -> None:
+    op = on_gpu(row_sums)
+    op(X)
+    gpu.total_bytes = 64
+    with pytest.raises(MemoryError, match="bytes on a make-believe GPU"):
+        op(X)
+    assert gpu.events == ["device waited for", "pool freed"]
+
+
+def test_kernels_come_from_the_disk_cache(gpu: Device, caplog: pytest.LogCaptureFixture) -> None:
+    on_gpu(row_sums)(X)
+    compilation._COMPILER._gpu_kernels.clear()
+    with caplog.at_level("DEBUG", "polyopt.cache"):
+        on_gpu(row_sums)(X)
+    assert any(message.startswith("hit") for message in caplog.messages)
+
+
+def test_without_pycuda_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "find_spec", lambda name: None)
+    devices.missing.cache_clear()
+    try:
+        with pytest.raises(BackendUnavailable) as caught:
+            on_gpu(row_sums)(X)
+        assert "pycuda" in caught.value.why
+        assert "pip install 'polyopt[cuda]'" in caught.value.fix
+    finally:
+        devices.missing.cache_clear()
