@@ -1,0 +1,38 @@
+"""The command for machines with a GPU, as far as one without goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polyopt import compilation
+from tools.gpu import probes, run
+
+
+def test_a_dry_run_writes_what_is_known(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    rows = ["softmax", "gemm_bf16_skinny", "jacobi"]
+    assert run.main(["--dry", "--skip", "tests", "--out", str(out), "--rows", *rows]) == 0
+    found = json.loads(out.read_text())
+    assert [row["row"] for row in found["table"]] == rows
+    assert {row["ms"] for row in found["table"]} == {run.NOT_MEASURED}
+    assert found["machine"]["gpu"] == found["probes"]["device"] == run.NOT_MEASURED
+    assert found["probes"]["problems"] == []
+
+
+def test_without_a_gpu_the_command_says_so(tmp_path: Path) -> None:
+    if compilation.gpu_here() is not None:
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(SystemExit, match="--dry does without"):
+        run.main(["--out", str(tmp_path / "gpu.json")])
+
+
+@pytest.mark.parametrize("name", ["mma_bf16", "ldmatrix_x4_t", "conversions"])
+def test_probes_compile_for_a_gpu_and_say_something(name: str) -> None:
+    from polyopt.runtime.cuda import compilers
+
+    found = probes.probe(name)
+    assert compilers.compile_text(found.text, "sm_80").code
+    assert len(set(probes.run(found, compilation.emulator()).tolist())) > 60

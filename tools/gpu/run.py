@@ -1,0 +1,172 @@
+"""Everything a GPU is needed for: `python tools/gpu/run.py` on a machine with one; `--dry` on any machine.
+
+1. installs the wheels that lie in `--wheels`, without a network, into a folder of this run;
+2. runs the CUDA tests, whose kernels then run on the hardware;
+3. runs the probes on the GPU and on the emulator and compares their bits;
+4. times the benchmark table;
+5. writes all of it as JSON.
+
+`--dry` does without a GPU what can be done: the tests and probes run on the emulator, the table's kernels are compiled
+for sm_90, and every time is "not measured".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+NOT_MEASURED = "not measured"
+TESTS = ("tests/codegen_cuda", "tests/runtime/test_gpu.py")
+ARCH = "sm_90"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the steps. Returns 0 where none failed."""
+    options = _parser().parse_args(arguments)
+    if options.wheels is not None:
+        _install(options.wheels)
+        return _again(arguments if arguments is not None else sys.argv[1:])
+    sys.path.insert(0, str(ROOT))
+    steps: dict[str, Callable[[], Any]] = {
+        "machine": lambda: _machine(options.dry),
+        "tests": lambda: _tests(options.tests),
+        "probes": lambda: _probes(options.dry, options.save_probes),
+        "table": lambda: _table(options.dry, options.rows),
+    }
+    results: dict[str, Any] = {}
+    for name, step in steps.items():
+        if name in options.skip:
+            continue
+        _say(f"{name} ...")
+        results[name] = step()
+        options.out.write_text(json.dumps(results, indent=1) + "\n")  # what is known so far, should a step hang
+        _say(json.dumps(results[name], indent=1)[:4000])
+    return 0 if _is_good(results) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry", action="store_true", help="do without a GPU")
+    parser.add_argument("--wheels", type=Path, help="folder of wheels to install first")
+    parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="where the results go (default: gpu.json)")
+    parser.add_argument("--skip", action="append", default=[], choices=["tests", "probes", "table"])
+    parser.add_argument("--rows", nargs="*", help="rows of the table (default: all)")
+    parser.add_argument("--tests", nargs="*", default=list(TESTS), help="what pytest runs")
+    parser.add_argument(
+        "--save-probes", type=Path, help="keep the probes' results, which hold the emulator to this GPU"
+    )
+    return parser
+
+
+def _is_good(results: Mapping[str, Any]) -> bool:
+    differ = results.get("probes", {}).get("differ", {})
+    wrong = [row for row in results.get("table", []) if row.get("failure")]
+    return not any(differ.values()) and results.get("tests", {}).get("rc", 0) == 0 and not wrong
+
+
+def _install(wheels: Path) -> None:
+    """The wheels go to a folder that this run's Python looks into first; nothing else on the machine changes."""
+    site = Path(tempfile.mkdtemp(prefix="polyopt-site-"))
+    files = sorted(map(str, wheels.glob("*.whl")))
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--target"]
+    subprocess.run([*command, str(site), *files], check=True)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")])
+
+
+def _again(arguments: Sequence[str]) -> int:
+    """This program with what was installed."""
+    rest = list(arguments)
+    place = rest.index("--wheels")
+    return subprocess.run([sys.executable, __file__, *rest[:place], *rest[place + 2 :]], check=False).returncode
+
+
+def _machine(dry: bool) -> dict[str, Any]:
+    from polyopt.runtime.cuda import compilers, devices
+
+    facts = {"python": platform.python_version(), "compiler": compilers.version(), "time": time.strftime("%F %T %z")}
+    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    facts["commit"] = commit.stdout.strip()
+    lack = devices.missing()
+    if dry:
+        return {**facts, "gpu": NOT_MEASURED}
+    if lack is not None:
+        raise SystemExit(f"no GPU can be used here: {lack.what}\n{lack.fix}\n(--dry does without)")
+    limits = devices.driver().limits
+    return {**facts, "gpu": limits.name, "arch": limits.arch, "multiprocessors": limits.sms}
+
+
+def _tests(which: Sequence[str]) -> dict[str, Any]:
+    """With a GPU, the fixture `polyopt_check` runs kernels there."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *which]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return {"rc": done.returncode, "tail": done.stdout.splitlines()[-20:]}
+
+
+def _probes(dry: bool, save: Path | None) -> dict[str, Any]:
+    import numpy as np
+
+    from polyopt import compilation
+    from polyopt.runtime.cuda import devices
+    from tools.gpu import probes
+
+    emulator = compilation.emulator()
+    emulated = {name: probes.run(probes.probe(name), emulator) for name in probes.PROBES}
+    if dry:
+        return {"device": NOT_MEASURED, "problems": list(map(str, emulator.found)), "differ": {}}
+    found = {name: probes.run(probes.probe(name), devices.driver()) for name in probes.PROBES}
+    if save is not None:
+        np.savez_compressed(save, **found)  # type: ignore[arg-type]  # by name
+    differ = {name: probes.differences(probes.probe(name), found[name], emulated[name]) for name in probes.PROBES}
+    return {"device": devices.driver().limits.name, "problems": list(map(str, emulator.found)), "differ": differ}
+
+
+def _table(dry: bool, rows: Sequence[str] | None) -> list[dict[str, Any]]:
+    from tools.gpu.table import ROWS
+
+    found = []
+    for name in rows or ROWS:
+        try:
+            found.append(_compiled(name) if dry else _measured(name))
+        except Exception as failure:  # noqa: BLE001  # one row's failure must not cost the others their times
+            found.append({"row": name, "failure": f"{type(failure).__name__}: {failure}"[:500]})
+        _say(f"  {found[-1]}")
+    return found
+
+
+def _compiled(name: str) -> dict[str, Any]:
+    from polyopt.runtime.cuda import compilers
+    from tools.gpu.table import ROWS
+
+    row = ROWS[name]
+    lowering = row.op.lower(**row.sizes, **row.constants, target=ARCH)
+    compiled = compilers.compile_text(lowering.source("cuda"), ARCH)
+    kernels = {kernel: str(taken) for kernel, taken in compiled.resources.items()}
+    return {"row": name, "ms": NOT_MEASURED, "arch": ARCH, "kernels": kernels}
+
+
+def _measured(name: str) -> dict[str, Any]:
+    from tools.gpu import timing
+    from tools.gpu.table import ROWS
+
+    bandwidth = timing.copy_bandwidth()
+    found = timing.measure(name, ROWS[name])
+    return {**found, "copy_gbytes_per_s": bandwidth, "of_copy": found["gbytes_per_s"] / bandwidth}
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
