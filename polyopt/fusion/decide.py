@@ -338,6 +338,7 @@ class _Fuser:
         left = self.tester.left(inner, rows)
         rest = {name: tuple(a for a in remaining[name] if a != spent[name]) for name in group.statements}
         reduction = any(a in self.roles.by_statement[name].reduced for name, a in spent.items())
+        reduction = reduction or any(self.meets_itself(name) for name in group.statements)
         coincident = not group.recurrent and not (reduction and self.carries_reduction(group, rows))
         body = self.block(group.statements, left, rest, inside_parallel=inside_parallel or coincident)
         name = self.loop_name(rows, spent)
@@ -348,6 +349,11 @@ class _Fuser:
             coincident=coincident,
             reduction=not group.recurrent and not coincident,
         )
+
+    def meets_itself(self, name: str) -> bool:
+        """Whether points that differ in axes of the left side update one element: `y[2*h + r] += ...`."""
+        statement = self.scop.statement(name)
+        return statement.is_update and any(isinstance(s, Affine) and len(s.terms) > 1 for s in statement.subscripts)
 
     def carries_reduction(self, group: _Group, rows: Mapping[str, Affine]) -> bool:
         inside = [d for d in self.dependences.reductions if {d.source, d.target} <= set(group.statements)]

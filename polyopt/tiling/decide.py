@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyopt.dsl.affine import Affine, axes_of
-from polyopt.dsl.ir import DataIndex
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
@@ -223,4 +222,5 @@ def _lanes_are_legal(loop: Loop, statement: Statement) -> bool:
     """Along a coincident loop lanes never meet; along a reduction they must all update one known element."""
     if loop.coincident or not statement.is_update:
         return True
-    return not any(isinstance(subscript, DataIndex) for subscript in statement.subscripts)
+    axis = axis_of(loop.row(statement.name))
+    return all(isinstance(s, Affine) and axis not in axes_of(s) for s in statement.subscripts)

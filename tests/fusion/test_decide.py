@@ -229,3 +229,19 @@ def test_a_plan_prints_its_tree_and_its_reasons() -> None:
     plan = FusionPlan(Leaf("a"), (fused, apart), ("x copied",))
     assert str(plan).splitlines() == ["a", "", "x copied", "", str(fused), str(apart)]
     assert str(FusionPlan(Leaf("a"), ())) == tree_text(Leaf("a"))
+
+
+def test_a_loop_that_meets_itself_on_the_left_side_is_not_parallel() -> None:
+    """Points of `y[2*h + r] += ...` that differ in both axes add to one element; either loop alone told them apart."""
+    H, R, C = po.sizes("H R C")
+    h, r, c = po.indices("h r c")
+
+    @po.op(dynamic=True)
+    def scattered(x: f32[C, H], f: f32[C, R]):
+        y = po.tensor("y")
+        y[2 * h + r] += x[c, h] * f[c, r]
+        return y
+
+    lowering = scattered.lower()
+    assert lowering.fallback == ""
+    assert all(loop.kind == "serial" or "y_update" not in statements(loop) for loop in loops(lowering.tree))
