@@ -65,6 +65,16 @@ def apply(tree: Tree, mapping: CpuMapping) -> Tree:
             assert_never(tree)
 
 
+def _iterations(loop: Loop, extents: Extents) -> int:
+    """The most iterations that a loop has for any statement. A batch of one is no work to share."""
+    return max(extents.row(name, row) for name, row in loop.rows)
+
+
+def _holds_parallel(loop: Loop) -> bool:
+    """Whether the one loop directly inside could be parallel in its place."""
+    return isinstance(loop.body, Loop) and loop.body.coincident and loop.body.kind == "serial"
+
+
 def _candidates(tree: Tree, extents: Extents, outside: dict[str, int]) -> Iterator[ParallelLoop]:
     """The outermost coincident loops; `outside`: trip counts already spent per statement."""
     match tree:
@@ -73,7 +83,7 @@ def _candidates(tree: Tree, extents: Extents, outside: dict[str, int]) -> Iterat
         case Sequence(children):
             for child in children:
                 yield from _candidates(child, extents, outside)
-        case Loop(coincident=True, kind="serial"):
+        case Loop(coincident=True, kind="serial") if _iterations(tree, extents) > 1 or not _holds_parallel(tree):
             inside = sum(extents.points(name) // max(outside.get(name, 1), 1) for name in statements(tree))
             yield ParallelLoop(tree.name, 1, inside)
         case Loop():

@@ -81,6 +81,13 @@ def only_lane(mask: Value) -> int | None:
     return on[0] if len(on) == 1 else None
 
 
+def first_lanes(mask: Value) -> int | None:
+    """How many lanes are on, for a constant mask whose first ones are."""
+    lanes = mask.text.strip("<>").split(", ") if mask.text.startswith("<") else []
+    on = sum(text == "i1 true" for text in lanes)
+    return on if on and mask.text == lane_mask(mask.lanes, on).text else None
+
+
 # --- lanes ----------------------------------------------------------------------------------------------------
 
 

@@ -111,12 +111,12 @@ def _tiles(
     registers: int, operands: Sequence[Operand], width: int, height: int, length: int
 ) -> Iterator[tuple[int, int, float, float, float]]:
     """(rows, columns, loads and traffic per multiply-add, speed) of every tile that fits the register file."""
-    for vectors in range(1, MOST_VECTORS + 1):
+    for vectors in range(1, (MOST_VECTORS if height > 1 else MOST_ROWS) + 1):
         if vectors > 1 and (vectors - 1) * width >= length:
             break
         for rows in range(1, min(height, MOST_ROWS) + 1):
             accumulators = rows * vectors
-            held = vectors if any(o.by_lane and not o.by_row for o in operands) else 1
+            held = vectors if rows > 1 and any(o.by_lane and not o.by_row for o in operands) else 1
             if accumulators + held + 1 > registers:
                 break
             loads = sum(operand.loads(rows, vectors) for operand in operands)

@@ -188,3 +188,13 @@ def test_lanes_past_the_last_column_read_on_and_write_nothing(columns: int) -> N
     product(x, y, out=out)
     np.testing.assert_array_equal(out, x @ y)
     assert (around[:, columns:] == 7).all()
+
+
+@pytest.mark.parametrize("columns", [*range(1, 9), 13])
+def test_known_lanes_are_stored_in_pieces(columns: int) -> None:
+    """A store under a mask of AVX2 takes longer than the two or three stores that it can be taken apart into."""
+    sizes = {"M": 24, "N": columns, "K": 16}
+    for line in product.lower(target=preset("avx2"), **sizes).source("asm").splitlines():
+        assert not re.match(r"\s+vmaskmov\w+\s+%ymm\d+, %ymm\d+, ", line), line
+    x, y = (np.arange(24 * 16 * 2, dtype=np.float32)[: a * b].reshape(a, b) % 7 for a, b in ((24, 16), (16, columns)))
+    np.testing.assert_array_equal(product(x, y), x @ y)

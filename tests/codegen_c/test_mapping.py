@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import polyopt as po
+from polyopt import f32
 from polyopt.codegen_c import mapping
 from polyopt.codegen_c.mapping import CpuMapping, ParallelLoop
 from polyopt.dsl.affine import axis
 from polyopt.pipeline import Lowering
 from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, loops
-from tests.poly.operators import jacobi_2d, prefix, product, softmax
+from tests.golden.test_golden import MACHINE
+from tests.poly.operators import K, M, N, i, j, jacobi_2d, k, prefix, product, softmax
+
+B = po.size("B")
+b = po.index("b")
+
+
+@po.op
+def batched(x: f32[B, M, K], y: f32[K, N]):
+    z = po.tensor("z")
+    z[b, i, j] += x[b, i, k] * y[k, j]
+    return z
 
 
 def parallel(lowering: Lowering) -> list[str]:
@@ -61,3 +74,9 @@ def test_a_mapping_prints_a_line_per_loop() -> None:
         "i: parallel, 2 iterations a chunk, about 99000 instances",
         "j: could be parallel, too little work",
     ]
+
+
+def test_a_batch_of_one_leaves_the_threads_to_the_loop_inside() -> None:
+    one, eight = (batched.lower(B=size, M=200, N=60, K=60, target=MACHINE) for size in (1, 8))
+    assert parallel(eight) == ["b"]
+    assert len(parallel(one)) == 1 and parallel(one) != ["b"]
