@@ -130,7 +130,7 @@ class GpuLowering(Lowering):
             results=self.program.results,
             strides=self.options.layouts,
         )
-        loops = partition.partition(loops_split.split(loops))
+        loops = partition.partition(loops_split.split(loops), reorderable=self.options.numerics != "strict")
         cuda = cuda_emit.emit(loops, contract=self.options.numerics != "strict")
         decided = GpuDecided(TilingPlan(()), mapped, tree, schedule, places, loops, cuda, "; ".join(failures))
         self._prove(decided, self.dependences)

@@ -30,7 +30,7 @@ from polyopt.codegen_cuda.shapes import (
     without_tile,
 )
 from polyopt.codegen_cuda.source import RECORD, CudaKernel
-from polyopt.codegen_cuda.threads import Hoisted, Names, comment, indented
+from polyopt.codegen_cuda.threads import INDENT, Hoisted, Names, comment, indented
 from polyopt.dsl.ir import Const, Reducer, Var
 from polyopt.dtypes import bool_
 from polyopt.errors import ScheduleError
@@ -126,6 +126,53 @@ class KernelPrinter(LaunchPrinter):
             text = f"({text}) * {self._dims[inner]} + {self._coordinate(inner)}"
         return text
 
+    # --- what threads do together inside their own loops -----------------------------------------------------------
+
+    def _share(self, buffer: Buffer) -> None:
+        strides = buffer.strides or ()
+        row = as_number(strides[0]) if len(strides) > 1 else None
+        extents = [as_number(extent) or 0 for extent in buffer.shape]
+        size = extents[0] * row if row is not None else prod(extents) * buffer.dtype.itemsize
+        self._reserve(buffer, size)
+        kind, name = stored_type(buffer.dtype), self._shared.names[buffer.name]
+        self._shared_lines.append(f"PO_SHARED {kind} {name}[{size // buffer.dtype.itemsize}];")
+
+    def _together(self, loops: Sequence[For]) -> Iterator[str]:
+        """Copies to shared memory: no thread reads what another one has not written, or writes what one still reads."""
+        yield "__syncthreads();"
+        for loop in loops:
+            yield from self._dealt_to_all(loop)
+        yield "__syncthreads();"
+
+    def _dealt_to_all(self, loop: For) -> Iterator[str]:
+        """The iterations of loops nested perfectly, counted through and given to the threads in turn."""
+        nest: list[For] = []
+        inner: Stmt = loop
+        while isinstance(inner, For) and inner.kind == "block":
+            nest.append(inner)
+            inner = inner.body
+        extents = [as_number(folded("sub", one.upper, one.lower)) or 0 for one in nest]
+        total, index = prod(extents), f"{self._var(nest[0])}_all"
+        start = self._thread_in_group(0)
+        yield f"for (int {index} = {start}; {index} < {total}; {index} += {self.threads}) {{"
+        below = total
+        for one, extent in zip(nest, extents, strict=True):
+            below //= max(extent, 1)
+            text = index if below == 1 else f"{index} / {below}"
+            text = text if one is nest[0] else f"{text} % {extent}"
+            yield f"{INDENT}const int {self._var(one)} = {text};"
+        yield from indented(self._thread(inner))
+        yield "}"
+
+    def _reserve(self, buffer: Buffer, size: int) -> None:
+        self._shared_bytes += size
+        if self._shared_bytes > STATIC_SHARED_BYTES:
+            raise ScheduleError(
+                "a kernel needs more shared memory than a block has",
+                why=f"{self._shared_bytes} bytes with '{buffer.name}'",
+                facts={"bytes": self._shared_bytes},
+            )
+
     # --- what threads do together ---------------------------------------------------------------------------------
 
     def _uniform(self, statement: Stmt, depth: int) -> Iterator[str]:
@@ -179,13 +226,7 @@ class KernelPrinter(LaunchPrinter):
             yield from self._declared(buffer, count, self._uniform(body, depth))
             return
         groups = self.threads // self._group(depth)
-        self._shared_bytes += max(count, 1) * buffer.dtype.itemsize * groups
-        if self._shared_bytes > STATIC_SHARED_BYTES:
-            raise ScheduleError(
-                "a kernel needs more shared memory than a block has",
-                why=f"{self._shared_bytes} bytes with '{buffer.name}'",
-                facts={"bytes": self._shared_bytes},
-            )
+        self._reserve(buffer, max(count, 1) * buffer.dtype.itemsize * groups)
         self._shared_lines.append(f"PO_SHARED {stored_type(buffer.dtype)} {name}[{max(count, 1) * groups}];")
         if groups > 1:
             group = self._group_number(depth)

@@ -34,6 +34,9 @@ ONE_BLOCK_POINTS = 1024
 launch."""
 
 
+TILES = (128, 64, 32)
+"""Points along each side of a block's tile of a contraction; 256 threads have 64, 16 or 4 of them each."""
+
 CONTRACTION_POINTS = 1024
 """A contraction with fewer results than this is left to rows: its sums are long."""
 
@@ -110,6 +113,9 @@ class _Planner:
             if LAUNCH_BYTES + rows < points:
                 return LAUNCH_BYTES + rows, self.rows(head, chain, shared, threads)
         order = [*(loop for loop in chain if loop is not lane), lane]
+        tiles = self.tiles(head, order, body)
+        if tiles is not None:
+            return points, tiles
         names = tuple(loop.name for loop in order)
         nest = CudaNest(head.name, "points", names, self.tile(order), reason=f"neighbors along {_base(lane.name)}")
         return points, nest
@@ -118,6 +124,40 @@ class _Planner:
         """Whether a contraction is at work with points enough: neighboring points share operands, rows would not."""
         heavy = [name for name in statements(body) if roles_of(self.scop.statement(name)).contraction]
         return bool(heavy) and around >= CONTRACTION_POINTS
+
+    def tiles(self, head: Loop, order: Sequence[Loop], body: Tree) -> CudaNest | None:
+        """Tiles of two loops of which a contraction reads one operand along each; None where there are none."""
+        columns = order[-1]
+        for name in statements(body):
+            shape, column = roles_of(self.scop.statement(name)), axis_of(columns.row(name))
+            if not shape.contraction or column is None or self.scop.sizes:
+                continue
+            for rows in reversed(order[:-1]):
+                row = axis_of(rows.row(name))
+                if row is None or not any(row in r and column not in r for r in shape.reuse):
+                    continue
+                if any(column in r and row not in r for r in shape.reuse):
+                    return self.tiled(head, order, rows, name)
+        return None
+
+    def tiled(self, head: Loop, order: Sequence[Loop], rows: Loop, name: str) -> CudaNest | None:
+        """The largest tile with enough blocks; its sums have to fit a thread's registers."""
+        columns = order[-1]
+        item = self.scop.array(self.scop.statement(name).array).dtype.itemsize
+        others = self.count([loop for loop in order if loop not in (rows, columns)])
+        found: tuple[int, int] | None = None
+        for points in TILES[1:] if item > 4 else TILES:
+            sides = tuple(min(points, power_above(self.extent(loop))) for loop in (rows, columns))
+            if min(sides) < TILES[-1]:
+                continue
+            found = sides[0], sides[1]
+            if others * -(-self.extent(rows) // sides[0]) * -(-self.extent(columns) // sides[1]) >= self.target.sms:
+                break
+        if found is None:
+            return None
+        chunks = tuple(found[0] if loop is rows else found[1] if loop is columns else 1 for loop in order)
+        reason = f"{_base(rows.name)} by {_base(columns.name)} in registers, operands in shared memory"
+        return CudaNest(head.name, "tiles", tuple(loop.name for loop in order), chunks, reason=reason)
 
     def rows(self, head: Loop, chain: Sequence[Loop], shared: Sequence[Loop], threads: int) -> CudaNest:
         """A warp or a block per point of the chain; several warps make a block."""

@@ -8,8 +8,10 @@ dependence, so all of a piece may run before the next one. The result means what
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import assert_never
 
+from polyopt.codegen_cuda import staging
 from polyopt.codegen_cuda.intervals import Interval, as_number, folded, interval
 from polyopt.dsl.ir import Op
 from polyopt.dtypes import bool_, i64
@@ -29,10 +31,16 @@ from polyopt.loops.ir import (
 )
 
 
-def partition(program: LoopProgram) -> LoopProgram:
+def partition(program: LoopProgram, *, reorderable: bool = True) -> LoopProgram:
     """The program as kernels. Its body is, on the host, blocks, serial loops and branches; a grid loop starts a kernel,
-    and so does what has no grid loop in it."""
-    cutter = _Cutter({loop.var for loop in walk(program.body) if isinstance(loop, For)} | set(program.sizes))
+    and so does what has no grid loop in it.
+
+    reorderable: whether the order of a sum may change
+    """
+    used = {loop.var for loop in walk(program.body) if isinstance(loop, For)} | set(program.sizes)
+    used |= {buffer.name for buffer in (*program.arguments, *program.workspace)}
+    used |= {inner.buffer.name for inner in walk(program.body) if isinstance(inner, Alloc)}
+    cutter = _Cutter(used, reorderable)
     body = cutter.host(program.body)
     return replace(program, body=body, workspace=(*program.workspace, *cutter.hoisted))
 
@@ -42,9 +50,14 @@ def has_grid(statement: Stmt) -> bool:
     return any(isinstance(inner, For) and inner.kind == "grid" for inner in walk(statement))
 
 
+BLOCK_POINTS = 256
+"""Points of a block that are a thread's each; with more, threads have several."""
+
+
 @dataclass(slots=True)
 class _Cutter:
     used: set[str]
+    reorderable: bool
     hoisted: list[Buffer] = field(default_factory=list)
 
     def host(self, statement: Stmt) -> Stmt:
@@ -79,6 +92,11 @@ class _Cutter:
 
     def tiled(self, loops: tuple[For, ...], body: Stmt) -> Stmt:
         """Loops over tiles outside, over the points of a tile inside."""
+        if prod(loop.chunk for loop in loops) > BLOCK_POINTS:
+            staged = staging.staged(loops, body, self.fresh, reorderable=self.reorderable)
+            if staged is not None:
+                return staged
+            loops = _one_point_each(loops)
         ranges: dict[str, Interval] = {}
         points: list[For] = []
         outer: list[For] = []
@@ -106,6 +124,12 @@ class _Cutter:
             candidate = f"{name}_{number}"
         self.used.add(candidate)
         return candidate
+
+
+def _one_point_each(loops: tuple[For, ...]) -> tuple[For, ...]:
+    """The loops with a thread for each point of a block."""
+    wide = [loop for loop in loops if loop.chunk > 1]
+    return tuple(replace(loop, chunk=min(loop.chunk, 32 if loop is wide[-1] else 8)) for loop in loops)
 
 
 def _joined(loops: tuple[For, ...], outer: list[For], points: list[For], body: Stmt) -> Stmt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Style: TypeAlias = Literal["points", "rows", "one block"]
+Style: TypeAlias = Literal["points", "tiles", "rows", "one block"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +13,7 @@ class CudaNest:
     """Decisions for the nest that starts at the loop `head`.
 
     style:   "points":    every point of the loops `grid` is a thread's; what is inside a thread does in order
+             "tiles":     a block takes a tile of two loops, each of its 256 threads several points, whose sums it keeps
              "rows":      every point of `grid` is a block's (or a warp's), whose threads share the loops inside
              "one block": the threads of a single block share the loops inside; there is nothing outside
     grid:    the loops given to blocks, outermost first; the last one's threads are neighbors ("points")

@@ -42,7 +42,7 @@ def dims(statement: Stmt) -> tuple[int, ...]:
 
 
 def _paths(statement: Stmt, outside: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    if isinstance(statement, For) and statement.kind == "block":
+    if isinstance(statement, For) and statement.kind == "block" and statement.chunk:
         outside = (*outside, statement.chunk)
         yield outside
     for inner in substatements(statement):
@@ -85,6 +85,12 @@ def is_replicable(buffer: Buffer, body: Stmt) -> bool:
     if prod(e or 0 for e in extents) > 1 and any(not isinstance(i, Const) for indices in accesses for i in indices):
         return False
     return not any(_is_plain_inside_block(inner, buffer.name) for inner in walk(body) if isinstance(inner, For))
+
+
+def is_filled_together(buffer: str, body: Stmt) -> bool:
+    """Whether all threads of a block fill a buffer that is declared inside a thread: it is the block's."""
+    shared = (loop for loop in walk(body) if isinstance(loop, For) and loop.kind == "block" and not loop.chunk)
+    return any(isinstance(inner, Store) and inner.buffer == buffer for loop in shared for inner in walk(loop))
 
 
 def _is_plain_inside_block(loop: For, buffer: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 from typing import assert_never
 
@@ -12,6 +13,7 @@ from polyopt.codegen_c.c_helpers import helper_name, stored_type
 from polyopt.codegen_cuda.expressions import CudaExpressions
 from polyopt.codegen_cuda.intervals import as_number
 from polyopt.codegen_cuda.reductions import Reductions
+from polyopt.codegen_cuda.shapes import is_filled_together
 from polyopt.dsl.ir import Reducer
 from polyopt.errors import ScheduleError
 from polyopt.loops.ir import (
@@ -65,10 +67,14 @@ class ThreadPrinter:
     def _thread(self, statement: Stmt) -> Iterator[str]:
         match statement:
             case Block(body):
-                for inner in body:
-                    yield from self._thread(inner)
+                for is_shared, group in groupby(body, _is_shared):
+                    if is_shared:
+                        yield from self._together([inner for inner in group if isinstance(inner, For)])
+                        continue
+                    for inner in group:
+                        yield from self._thread(inner)
             case For(kind="block"):
-                raise ScheduleError("a block loop stands inside a thread", why=statement.var)
+                yield from self._together([statement])
             case For():
                 yield from self._for(statement)
                 yield from indented(self._thread(statement.body))
@@ -82,12 +88,24 @@ class ThreadPrinter:
                 yield "}"
             case Alloc(buffer, body):
                 count = prod(as_number(extent) or 0 for extent in buffer.shape)
-                yield from self._declared(buffer, count, self._thread(body))
+                if is_filled_together(buffer.name, body):
+                    self._share(buffer)
+                    yield from self._thread(body)
+                else:
+                    yield from self._declared(buffer, count, self._thread(body))
             case Store():
                 one = self._hoisted.get(id(statement))
                 yield from self._store(statement) if one is None else self._accumulate(one)
             case _:
                 assert_never(statement)
+
+    def _together(self, loops: Sequence[For]) -> Iterator[str]:
+        """Loops that all threads of a block share while each is by itself."""
+        raise ScheduleError("a block loop stands inside a thread", why=", ".join(loop.var for loop in loops))
+
+    def _share(self, buffer: Buffer) -> None:
+        """Declares a buffer in shared memory."""
+        raise ScheduleError("a block's buffer stands inside a thread", why=buffer.name)
 
     def _for(self, loop: For) -> Iterator[str]:
         var = self._var(loop)
@@ -152,6 +170,10 @@ class ThreadPrinter:
 
     def _var(self, loop: For) -> str:
         return self._shared.names[loop.var]
+
+
+def _is_shared(statement: Stmt) -> bool:
+    return isinstance(statement, For) and statement.kind == "block"
 
 
 def comment(loop: For) -> str:

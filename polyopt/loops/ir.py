@@ -92,7 +92,8 @@ class For:
                        seen by every thread, when the loop ends; reductions over it are combined
     axis:  the axes it scans, for the reader ("i", "i tile")
     chunk: for "parallel": iterations per unit of work (>= 1); for "grid": iterations that `codegen_cuda.partition`
-           gives to one block, 1 once it has; for "block": how many threads share the iterations
+           gives to one block, 1 once it has; for "block": how many threads share the iterations;
+           0 inside another block loop: all threads of the block come by, and share one run of the loop
     """
 
     var: str

@@ -129,7 +129,8 @@ class _Scope:
         _require(matches, "ranks", f"'{buffer.name}' has {len(buffer.shape)} extents and {len(strides)} strides")
 
     def _check_loop(self, loop: For) -> None:
-        _require(loop.step > 0 and loop.chunk > 0, "loops", f"'{loop.var}' has step {loop.step}, chunk {loop.chunk}")
+        is_chunked = loop.chunk > 0 or loop.kind == "block"
+        _require(loop.step > 0 and is_chunked, "loops", f"'{loop.var}' has step {loop.step}, chunk {loop.chunk}")
         _require(not self.in_vector, "loops", f"loop '{loop.var}' is inside a vector loop")
         _require(loop.var not in self.variables, "variables", f"loop variable '{loop.var}' hides another")
         for bound in (loop.lower, loop.upper):

@@ -78,9 +78,9 @@ def test_neighboring_threads_touch_neighboring_elements() -> None:
     assert nest.grid == ("i", "j") and nest.chunks == (1, 256)
 
 
-def test_a_contraction_has_a_thread_per_point_along_the_contiguous_axis() -> None:
-    (nest,) = mapping(product, M=256, N=256, K=256).nests
-    assert nest.style == "points"
+def test_a_contraction_is_cut_into_tiles_along_the_contiguous_axis() -> None:
+    (nest,) = mapping(product, M=2048, N=2048, K=256).nests
+    assert nest.style == "tiles" and nest.chunks == (128, 128)
     assert nest.grid[-1] == "j"
 
 
@@ -124,7 +124,7 @@ def test_tiles_are_powers_of_two_within_a_block(op: Op, sizes: tuple[int, int, i
     names = {"M": sizes[0], "N": sizes[1]} | ({"K": sizes[2]} if op is product else {})
     for nest in mapping(op, **names).nests:
         threads = int(np.prod(nest.chunks, dtype=int)) * nest.threads
-        assert 1 <= threads <= 1024
+        assert 1 <= threads <= (1 << 14 if nest.style == "tiles" else 1024)
         assert all(chunk & (chunk - 1) == 0 for chunk in nest.chunks)
 
 

@@ -29,7 +29,6 @@ PO_KERNEL void __launch_bounds__(1024) layernorm_0(const float *__restrict__ x, 
     float mean_sum;
     float variance;
     float mean;
-    variance_sum = 0.0f;
     mean_sum = 0.0f;
     float mean_sum_sum_1 = -0.0f;
     const int j = (int)threadIdx.x;
@@ -39,6 +38,7 @@ PO_KERNEL void __launch_bounds__(1024) layernorm_0(const float *__restrict__ x, 
     mean_sum_sum_1 = sum_of_1024_f32(mean_sum_sum_1, mean_sum_sum_1_parts, (int)threadIdx.x);
     mean_sum += mean_sum_sum_1;
     mean = mean_sum / 768.0f;
+    variance_sum = 0.0f;
     float variance_sum_sum_2 = -0.0f;
     {
         const int j = (int)threadIdx.x;

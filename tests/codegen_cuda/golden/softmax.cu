@@ -45,7 +45,6 @@ PO_KERNEL void __launch_bounds__(1024) softmax_0(const float *__restrict__ x, fl
     const int i = (int)blockIdx.x;
     float total;
     float top;
-    total = 0.0f;
     top = -INFINITY;
     float top_sum_1 = -INFINITY;
     const int j = (int)threadIdx.x;
@@ -54,6 +53,7 @@ PO_KERNEL void __launch_bounds__(1024) softmax_0(const float *__restrict__ x, fl
     }
     top_sum_1 = max_of_1024_f32(top_sum_1, top_sum_1_parts, (int)threadIdx.x);
     top = po_max_nan(top, top_sum_1);
+    total = 0.0f;
     float total_sum_2 = -0.0f;
     {
         const int j = (int)threadIdx.x;

@@ -1,0 +1,131 @@
+"""Contractions by tiles: ragged sizes, every layout of the operands, prologues and epilogues, on the emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polyopt as po
+from polyopt import Op, f16, f32, f64, i8
+from polyopt.errors import BackendUnavailable
+from polyopt.runtime.cuda import compilers
+from tests.codegen_cuda.running import emulate, interpreted, lowered
+from tests.codegen_cuda.test_emulated import assert_equals, inputs, needs_compiler
+
+B, M, N, K, C, H, W, O = po.sizes("B M N K C H W O")
+b, i, j, k = po.indices("b i j k")
+
+
+@po.op
+def plain(x: f32[M, K], w: f32[K, N]) -> object:
+    y = po.tensor("y")
+    y[i, j] += x[i, k] * w[k, j]
+    return y
+
+
+@po.op
+def turned(x: f32[K, M], w: f32[N, K]) -> object:
+    y = po.tensor("y")
+    y[i, j] += x[k, i] * w[j, k]
+    return y
+
+
+@po.op
+def fused(x: f64[M, K], w: f64[K, N], c: f64[M, N], bias: f64[N]) -> object:
+    y, out = po.tensors("y out")
+    y[i, j] = 3 * c[i, j]
+    y[i, j] += x[i, k] * w[k, j]
+    out[i, j] = po.maximum(y[i, j] + bias[j], 0)
+    return out
+
+
+@po.op
+def batched(x: f16[B, M, K], w: f16[B, N, K]) -> object:
+    y = po.tensor("y")
+    y[b, i, j] += x[b, i, k] * w[b, j, k]
+    return y
+
+
+@po.op
+def integers(x: i8[M, K], w: i8[N, K]) -> object:
+    y = po.tensor("y")
+    y[i, j] += x[i, k] * w[j, k]
+    return y
+
+
+@po.op
+def window(x: f32[C, H, W], f: f32[O, C, 3, 3]) -> object:
+    y = po.tensor("y")
+    o, c, r, s = po.indices("o c r s")
+    h, w = po.index("h", extent=x.shape[1]), po.index("w", extent=x.shape[2])
+    y[o, h, w] += x.pad(0)[c, h + r - 1, w + s - 1] * f[o, c, r, s]
+    return y
+
+
+def arrays(*shapes: tuple[int, ...], dtype: str) -> tuple[Any, ...]:
+    random = np.random.default_rng(0)
+    if dtype == "i8":
+        return tuple(random.integers(-9, 9, shape).astype(np.int8) for shape in shapes)
+    return tuple(random.uniform(-1, 1, shape).astype(dtype) for shape in shapes)
+
+
+def convolved(x: Any, f: Any) -> Any:
+    padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1)))
+    height, width = x.shape[1:]
+    return sum(
+        np.einsum("chw,oc->ohw", padded[:, r : r + height, s : s + width], f[:, :, r, s].astype(np.float64))
+        for r in range(3)
+        for s in range(3)
+    )
+
+
+CASES: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
+    "plain": (plain, (a := arrays((70, 37), (37, 101), dtype="f4")), a[0].astype("f8") @ a[1]),
+    "even": (plain, (a := arrays((64, 32), (32, 96), dtype="f4")), a[0].astype("f8") @ a[1]),
+    "turned": (turned, (a := arrays((37, 70), (101, 37), dtype="f4")), a[0].T.astype("f8") @ a[1].T),
+    "fused": (
+        fused,
+        (a := arrays((40, 9), (9, 50), (40, 50), (50,), dtype="f8")),
+        np.maximum(3 * a[2] + a[0] @ a[1] + a[3], 0),
+    ),
+    "batched": (
+        batched,
+        (a := arrays((3, 33, 70), (3, 35, 70), dtype="f2")),
+        np.einsum("bik,bjk->bij", a[0].astype("f8"), a[1].astype("f8")),
+    ),
+    "integers": (integers, (a := arrays((35, 65), (34, 65), dtype="i8")), a[0].astype("i4") @ a[1].T.astype("i4")),
+    "window": (window, (a := arrays((5, 6, 40), (33, 5, 3, 3), dtype="f4")), convolved(*a)),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CASES)
+def test_tiles_give_what_numpy_gives(name: str) -> None:
+    op, args, expected = CASES[name]
+    lowering = lowered(op, *args)
+    assert [nest.style for nest in lowering.mapping.nests] == ["tiles"] and not lowering.fallback
+    assert "_tile[" in lowering.source("cuda"), "operands are staged"
+    outcome = emulate(lowering, inputs(op, args), {})
+    assert not outcome.problems, f"{outcome.problems[0]}\n{lowering.source('cuda')}"
+    assert_equals(outcome.results[0], expected)
+
+
+def test_tiles_mean_what_the_loops_mean() -> None:
+    args = arrays((33, 5), (5, 34), dtype="f4")
+    lowering = lowered(plain, *args)
+    (got,) = interpreted(lowering, inputs(plain, args), {})
+    assert_equals(got, args[0].astype("f8") @ args[1])
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_a_large_product_fits_registers(arch: str) -> None:
+    lowering = lowered(plain, target=arch, M=4096, N=4096, K=4096)
+    try:
+        compiled = compilers.compile_text(lowering.cuda.text, arch)
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+    (resources,) = compiled.resources.values()
+    assert not resources.spills and resources.stack == 0
+    assert resources.registers <= 168, "more would leave room for a single block of 256 threads only"
