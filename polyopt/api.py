@@ -204,6 +204,10 @@ class Op:
             return Variant(compilation.gpu_call(problem, sizes, given.arrays, outs), traced.structure)
         layouts = {**given.layouts, **{name: arrays.layout(array) for name, array in outs.items()}}
         problem = replace(problem, layouts=_strided(layouts))
+        if self._choices.tune:
+            from polyopt import tuning  # only who tunes needs it
+
+            tuning.ensure(problem, sizes)
         call = Call(compilation.kernel_for(problem), sizes, given.arrays, outs)
         compilation.check_strictly(problem, sizes, given.arrays, lambda: _results(call, given.arrays))
         return Variant(call, traced.structure)
@@ -336,6 +340,10 @@ class Op:
         sizes = solve_sizes(self.signature, traced.program, given.shapes)
         problem = self._problem(traced, sizes, target)
         return compilation.lower(replace(problem, layouts=_strided(given.layouts)))
+
+    def problem(self, **values: Any) -> Problem:
+        """What a compile for these sizes and compile-time values decides on, as `polyopt.tuning` takes it."""
+        return self._problem_for_sizes((), values, compilation.choose_target(self._choices.target))
 
     def _problem_for_sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: Target) -> Problem:
         values = {**dict(zip(self._names, args)), **kwargs}

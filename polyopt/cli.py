@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import os
 import platform
 import sys
@@ -12,16 +10,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from polyopt import cache, compilation, export, measure, text
+from polyopt import cache, compilation, export, measure, records, text, tuning
 from polyopt.api import Op
 from polyopt.dsl.text import program_text
 from polyopt.errors import ArgumentError, PolyoptError
 from polyopt.fuzz.campaign import Campaign
+from polyopt.loading import assignments, load_file, load_operator
 from polyopt.loops.ir import LoopProgram
 from polyopt.loops.text import loop_dot, loop_html, loop_json, loop_text
 from polyopt.measure import Case
@@ -75,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="polyopt", description="Tensor operators as equations, scheduled by polyopt.")
     parser.add_argument("--version", action="version", version=f"polyopt {_installed('polyopt')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_show_schedule, _add_demo, _add_bench, _add_fuzz, _add_cache, _add_doctor):
+    for add in (_add_show_schedule, _add_demo, _add_bench, _add_tune, _add_fuzz, _add_cache, _add_doctor):
         add(commands)
     return parser
 
@@ -151,68 +149,6 @@ def _stage_text(lowering: Lowering, stage: str) -> str:
             return lowering.source(stage)
 
 
-def load_operator(name: str) -> Op:
-    """The operator called "FILE.py:OP" or "package.module:op". Raises `ArgumentError` where there is none."""
-    place, colon, attribute = name.rpartition(":")
-    if not colon or not place or not attribute:
-        raise ArgumentError(f"'{name}' names no operator", fix="FILE.py:OP, or package.module:op")
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-    operator = getattr(module, attribute, None)
-    if not isinstance(operator, Op):
-        found = [key for key, value in vars(module).items() if isinstance(value, Op)]
-        raise ArgumentError(
-            f"'{attribute}' is no operator of {place}",
-            why=f"It has {', '.join(found)}." if found else "It has none: an operator is a function under @po.op.",
-            fix=f"{place}:{found[0]}" if found else "decorate the function with @po.op.",
-            facts={"operator": attribute, "found": tuple(found)},
-        )
-    return operator
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ArgumentError(f"there is no file '{path}'", fix="check the path; it is relative to this folder.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None, "a .py file has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.resolve().parent))  # its own imports, as when Python runs the file
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _load_module(name: str) -> ModuleType:
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ArgumentError(
-            f"there is no module '{name}'", why=str(error), fix="a path to a file ends in .py: FILE.py:OP"
-        ) from None
-
-
-def assignments(words: Sequence[str]) -> dict[str, int | float | bool]:
-    """The values of "NAME=VALUE" words. Raises `ArgumentError` for anything else."""
-    values: dict[str, int | float | bool] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier():
-            raise ArgumentError(f"'{word}' sets nothing", fix="NAME=VALUE, for example M=512")
-        values[name] = _value(name, value)
-    return values
-
-
-def _value(name: str, word: str) -> int | float | bool:
-    if word in ("True", "False", "true", "false"):
-        return word.lower() == "true"
-    for parse in (int, float):
-        try:
-            return parse(word)
-        except ValueError:
-            continue
-    raise ArgumentError(f"'{word}' is no value for {name}", fix=f"a number, True or False: {name}=512")
-
-
 # --- demo -------------------------------------------------------------------------------------------------------
 
 EXAMPLES = (
@@ -245,7 +181,7 @@ def _demo(options: argparse.Namespace) -> None:
         raise ArgumentError(f"there is no example '{unknown[0]}'", fix=f"one of {', '.join(EXAMPLES)}")
     rows, kept = [], 0
     for name in tqdm(options.examples or EXAMPLES, desc="examples", unit="op", leave=False, disable=None):
-        case = measure.case(*_load_file(_examples_folder() / f"{name}.py").demo_case())
+        case = measure.case(*load_file(_examples_folder() / f"{name}.py").demo_case())
         rows.append(_demo_row(case))
         kept += case.from_cache
     _print_columns(_DEMO_COLUMNS, rows)
@@ -319,6 +255,51 @@ def _bench_rows(report: Report, compile_s: float, run_s: float) -> Iterator[tupl
     yield "operations", f"{report.flops:.3g}, {report.flops / run_s / 1e9:.3g} G a second"
     yield "bytes", f"{report.bytes:.3g}, {report.bytes / run_s / 1e9:.3g} G a second"
     yield "threads", str(pool.num_threads())
+
+
+# --- tune -------------------------------------------------------------------------------------------------------
+
+
+def _add_tune(commands: Commands) -> None:
+    parser = commands.add_parser("tune", help="measure other plans for an operator, and remember the best")
+    parser.add_argument("operator", nargs="?", metavar="FILE.py:OP", help="an operator; package.module:op works too")
+    parser.add_argument("sizes", nargs="*", metavar="NAME=VALUE", help="a size or a compile-time parameter")
+    parser.add_argument("--seconds", type=float, default=tuning.SECONDS, metavar="N", help="how long; default: 30")
+    parser.add_argument("--export", type=Path, metavar="F", help="write what was found so far to a file")
+    parser.add_argument("--import", type=Path, metavar="F", dest="taken", help="take what an export wrote")
+    parser.set_defaults(run=_tune)
+
+
+def _tune(options: argparse.Namespace) -> None:
+    if options.taken is not None:
+        found = records.read_file(options.taken)
+        if not records.add(found):
+            raise ArgumentError("the records cannot be kept", why="there is no cache folder that can be written")
+        print(f"took {len(found)} records; a compile that uses one proves its schedule anew")
+    if options.operator is not None:
+        _tune_operator(load_operator(options.operator), assignments(options.sizes), options.seconds)
+    if options.export is not None:
+        print(f"wrote {records.write_file(options.export)} records to {options.export}")
+    if options.taken is options.export is options.operator is None:
+        raise ArgumentError(
+            "there is nothing to tune", fix="polyopt tune FILE.py:OP NAME=VALUE, --export F or --import F"
+        )
+
+
+def _tune_operator(operator: Op, values: dict[str, Any], seconds: float) -> None:
+    problem = operator.problem(**values)
+    sizes = {name: value for name, value in values.items() if isinstance(value, int)}
+    start = time.monotonic()
+    with tqdm(total=round(seconds), desc="tuning", unit="s", leave=False, disable=None) as bar:
+
+        def show(line: str) -> None:
+            bar.update(min(round(time.monotonic() - start), bar.total) - bar.n)
+            tqdm.write(line, file=sys.stdout)
+
+        outcome = tuning.tune(problem, sizes, seconds=seconds, progress=show)
+    failed = sum(bool(trial.failure) for trial in outcome.trials)
+    print(f"{len(outcome.trials)} plans measured{f', {failed} of them failed' * bool(failed)}")
+    print(outcome.record(problem))
 
 
 # --- fuzz -------------------------------------------------------------------------------------------------------

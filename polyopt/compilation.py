@@ -14,15 +14,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
-from polyopt import cache, settings
+from polyopt import cache, records, settings
 from polyopt import target as targets
 from polyopt.cache import Entry
 from polyopt.dsl import ir
 from polyopt.dsl.ir import Program
-from polyopt.errors import ArgumentError, BackendUnavailable, CompileError, DefinitionError, ShapeError, Span
+from polyopt.errors import (
+    ArgumentError,
+    BackendUnavailable,
+    CompileError,
+    DefinitionError,
+    LegalityError,
+    ScheduleError,
+    ShapeError,
+    Span,
+)
+from polyopt.picks import Pick
 from polyopt.progress import Progress
 from polyopt.runtime import arrays, fastcall, jit
 from polyopt.runtime.arrays import Array, Layout
@@ -40,6 +50,7 @@ if TYPE_CHECKING:
     from polyopt.runtime.cuda.calls import CudaCall, CudaKernel
     from polyopt.runtime.emulator.driver import Emulator, Mode
 
+Picks: TypeAlias = tuple[Pick, ...]
 Numerics = Literal["default", "strict", "fast"]
 NUMERICS: tuple[Numerics, ...] = ("default", "strict", "fast")
 _log = logging.getLogger(__name__)
@@ -97,10 +108,11 @@ class _Compiler:
 
     def kernel(self, problem: Problem) -> Kernel:
         with working(problem.program):
-            key = _key(problem)
+            picks = recorded_picks(problem)
+            key = _key(problem, picks)
             kernel = self._kernels.get(key)
             if kernel is None:
-                kernel = self._kernels[key] = _from_disk(key) or _compile(problem, key, self._lowering(problem, key))
+                kernel = self._kernels[key] = _from_disk(key) or self._compile(problem, picks)
             return kernel
 
     def gpu_kernel(self, problem: Problem, driver: Driver) -> CudaKernel:
@@ -113,23 +125,37 @@ class _Compiler:
                 self._gpu_kernels[memory_key] = kernel
             return kernel
 
-    def lower(self, problem: Problem) -> Lowering:
-        with working(problem.program):
-            key = _key(problem)
-            return self._lowerings.setdefault(key, self._lowering(problem, key)())
+    def _compile(self, problem: Problem, picks: Picks | None) -> Kernel:
+        """A new kernel; without the picks where these give no legal plan."""
+        key = _key(problem, picks)
+        if picks and (refused := self._refused(problem, picks)):
+            _log.warning("%s: recorded picks give no legal plan (%s): not used", problem.program.name, refused)
+            return _compile(problem, key, self._lowering(problem, None))
+        return _compile(problem, key, self._lowering(problem, picks))
 
-    def _lowering(self, problem: Problem, key: str) -> Callable[[], Lowering]:
+    def _refused(self, problem: Problem, picks: Picks) -> str:
+        """Why picks are of no use; empty where they are."""
+        try:
+            return self.lower(problem, picks).settled.fallback
+        except (LegalityError, ScheduleError) as error:
+            return error.what
+
+    def lower(self, problem: Problem, picks: Picks | None) -> Lowering:
+        with working(problem.program):
+            return self._lowerings.setdefault(_key(problem, picks), self._lowering(problem, picks)())
+
+    def _lowering(self, problem: Problem, picks: Picks | None) -> Callable[[], Lowering]:
         """Makes the stages, or gives those that somebody is looking at: then a compile need not plan them again."""
 
         def make() -> Lowering:
             from polyopt import pipeline
 
-            found = self._lowerings.get(key)
+            found = self._lowerings.get(_key(problem, picks))
             if found is None and problem.target.gpu is not None:
                 from polyopt import gpu_pipeline
 
-                found = gpu_pipeline.GpuLowering(pipeline.resolve(problem.program), _options(problem))
-            return found or pipeline.lower(pipeline.resolve(problem.program), _options(problem))
+                found = gpu_pipeline.GpuLowering(pipeline.resolve(problem.program), _options(problem, None))
+            return found or pipeline.lower(pipeline.resolve(problem.program), _options(problem, picks))
 
         return make
 
@@ -143,7 +169,7 @@ class _Compiler:
         from polyopt import strict
 
         with self.lock:
-            lowering = self.lower(problem)
+            lowering = self.lower(problem, recorded_picks(problem))
             if strict.is_small(lowering, sizes):
                 strict.check(lowering, sizes, arrays)
                 strict.check_results(lowering, sizes, arrays, run())
@@ -198,7 +224,34 @@ def kernel_for(problem: Problem) -> Kernel:
 
 def lower(problem: Problem) -> Lowering:
     """The stages of a problem's compilation, each made when it is looked at."""
-    return _COMPILER.lower(problem)
+    return _COMPILER.lower(problem, recorded_picks(problem))
+
+
+def lower_with(problem: Problem, picks: Picks) -> Lowering:
+    """The same with a tuner's picks, whatever is recorded; the questions are noted."""
+    return _COMPILER.lower(problem, picks)
+
+
+def recorded_picks(problem: Problem) -> Picks | None:
+    """What tuning recorded for a problem; None for nothing."""
+    return records.picks_for(tuning_key(problem), machine()) or None
+
+
+def tuning_key(problem: Problem) -> str:
+    """A name of a problem for tuning records: the same for every version of polyopt and on every machine of a kind."""
+    facts = {
+        "program": canonical(problem.program),
+        "dynamic": problem.dynamic,
+        "layouts": sorted(problem.layouts.items()),
+        "numerics": problem.numerics,
+        "target": problem.target.name,
+    }
+    return digest_of(json.dumps(facts, sort_keys=True, default=str))
+
+
+def digest_of(text: str) -> str:
+    """A short name of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def resolve(program: Program) -> Program:
@@ -259,7 +312,7 @@ def calibrate() -> Rates:
     from polyopt.runtime import rates
 
     measured = rates.measure()
-    kept = {"machine": _machine(), "rates": measured.as_json()}
+    kept = {"machine": machine(), "rates": measured.as_json()}
     cache.write_text(CALIBRATION, json.dumps(kept, indent=1) + "\n")
     host.cache_clear()
     return measured
@@ -269,12 +322,13 @@ def _kept_rates() -> Rates | None:
     """The rates of an earlier calibration, if it was of this machine."""
     with suppress(ValueError, TypeError, KeyError):
         kept = json.loads(cache.read_text(CALIBRATION) or "{}")
-        if kept["machine"] == _machine():
+        if kept["machine"] == machine():
             return rates_from_json(kept["rates"])
     return None
 
 
-def _machine() -> str:
+@functools.cache
+def machine() -> str:
     """A name of this machine that changes with the processor, but not with the versions of software."""
     return hashlib.sha256("\n".join(targets.host_facts()).encode()).hexdigest()[:16]
 
@@ -405,7 +459,7 @@ def _gpu_compile(problem: Problem, key: str, driver: Driver) -> CudaKernel:
     with Progress(f"polyopt: compiling {problem.program.name}"):
         resolved = pipeline.resolve(problem.program)
         _check_result_shapes(resolved, problem)
-        built = gpu_pipeline.build(resolved, _options(problem), driver.limits.arch if driver.wants_cubin else "")
+        built = gpu_pipeline.build(resolved, _options(problem, None), driver.limits.arch if driver.wants_cubin else "")
     _log.info("compiled %s in %.0f ms", problem.program.name, 1e3 * (time.perf_counter() - started))
     cache.store(key, Entry(built.info, built.object_code, built.report))
     return CudaKernel(built.info, GpuProgram(built.image, driver))
@@ -446,10 +500,10 @@ def _compile(problem: Problem, key: str, make_lowering: Callable[[], Lowering]) 
     return _load(built.info, built.object_code)
 
 
-def _options(problem: Problem) -> Options:
+def _options(problem: Problem, picks: Picks | None) -> Options:
     from polyopt import pipeline
 
-    return pipeline.Options(problem.numerics, problem.target, problem.dynamic, dict(problem.layouts))
+    return pipeline.Options(problem.numerics, problem.target, problem.dynamic, dict(problem.layouts), picks)
 
 
 def _load(info: KernelInfo, object_code: bytes) -> Kernel:
@@ -494,9 +548,10 @@ def _check_result_shapes(resolved: Program, problem: Problem) -> None:
 # --- keys -----------------------------------------------------------------------------------------------------
 
 
-def _key(problem: Problem) -> str:
+def _key(problem: Problem, picks: Picks | None) -> str:
     return cache.key(
         problem.target,
+        picks=None if picks is None else [str(pick) for pick in picks],
         program=canonical(problem.program),
         dynamic=problem.dynamic,
         layouts=sorted(problem.layouts.items()),
@@ -513,7 +568,7 @@ def _gpu_key(problem: Problem, driver: Driver) -> str:
         from polyopt.runtime.cuda import compilers
 
         made_by = f"{driver.limits.arch} {compilers.version()}"
-    return cache.digest(problem=_key(problem), made_by=made_by)
+    return cache.digest(problem=_key(problem, None), made_by=made_by)
 
 
 def canonical(value: Any) -> str:
@@ -552,8 +607,6 @@ def check_choices(choices: Choices) -> Choices:
             fix="a name, such as 'cpu', or a Target",
             facts={"target": choices.target},
         )
-    if choices.tune:
-        _log.warning("tune=True has no effect: every kernel has the one plan that the cost model chooses")
     if isinstance(choices.target, str) and choices.target not in targets.NAMES:
         raise ArgumentError(
             f"there is no target '{choices.target}'",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import islpy as isl
 
+from polyopt import picks
 from polyopt import report as reports
 from polyopt import target as targets
 from polyopt import text as texts
@@ -29,6 +30,7 @@ from polyopt.loops import lower as loops_lower
 from polyopt.loops import split as loops_split
 from polyopt.loops.ir import Expr, For, LoopProgram
 from polyopt.loops.ir import walk as walk_statements
+from polyopt.picks import Pick, Question
 from polyopt.poly import cycles, dependence, extract, legality, ranges, storage
 from polyopt.poly import tree as trees
 from polyopt.poly.dependence import Dependences
@@ -67,12 +69,14 @@ class Options:
     numerics: "default", "strict" or "fast"
     dynamic:  names of the sizes that stay symbolic
     layouts:  byte strides per argument or result; None, or absent, for C-contiguous
+    picks:    what a tuner decided, instead of the cost models; None: nothing, and nobody wants to know what was asked
     """
 
     numerics: str = "default"
     target: Target = field(default_factory=targets.host)
     dynamic: tuple[str, ...] = ()
     layouts: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
+    picks: tuple[Pick, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,9 @@ class Lowering:
             plan = cascade.decide(found.program, tensor.name)
             if plan is None:
                 continue
+            with self._steered():
+                if not picks.choose(f"{tensor.name} in one pass", True, lambda: (True, False)):
+                    continue
             one_pass, blocks = running.apply(found.program, plan)
             one = self._extracted(one_pass)
             rows = {**found.rows, **blocks.shared_rows(one.scop, taken=found.rows)}
@@ -201,23 +208,54 @@ class Lowering:
         scop, dependences = self._rewritten.scop, self._rewritten.dependences
         if self._rewritten.rows:  # its blocks fit the cache
             return Copies(attach.AttachPlan(), pack.PackPlan(), attach.Attached(scop, {}))
-        l2_bytes = self.options.target.l2_bytes
         if self.given_up:
             return Copies(attach.AttachPlan(), pack.PackPlan(), attach.apply(scop, attach.AttachPlan()))
         with self._bounded("choose what tiles copy"):
-            windows = attach.decide(scop, dependences, cache_bytes=l2_bytes // 2)
+            windows = self._windows(scop, dependences)
             attached = attach.apply(scop, windows)
             if windows.attachments:  # its tiles fit the cache, and have changed the dependences
                 return Copies(windows, pack.PackPlan(), attached)
             panels = pack.decide(scop, dependences, self.options.target)
+            if panels.packings and not picks.choose("pack operands", True, lambda: (True, False)):
+                panels = pack.PackPlan()
             packed = pack.apply(scop, dependences, panels)
             return Copies(windows, panels, attach.Attached(packed.scop, packed.rows))
 
+    def _windows(self, scop: Scop, dependences: Dependences) -> attach.AttachPlan:
+        l2_bytes, half = self.options.target.l2_bytes, 2
+        windows = attach.decide(scop, dependences, cache_bytes=l2_bytes // half)
+        if not windows.attachments:
+            return windows
+        if not picks.choose("compute windows in tiles", True, lambda: (True, False)):
+            return attach.AttachPlan()
+        share = picks.choose("part of the second cache that tiles of windows fill, one in", half, lambda: (2, 4, 1, 8))
+        return windows if share == half else attach.decide(scop, dependences, cache_bytes=l2_bytes // share)
+
     @contextmanager
     def _bounded(self, what: str) -> Iterator[None]:
-        """A block in which isl may do only so much; beyond it, or where isl fails, a `ScheduleError`."""
-        with isl_errors(f"{what} of '{self.program.name}'"), operation_budget(PLAN_OPERATIONS):
+        """A block in which decisions are made, and isl may do only so much.
+
+        Beyond that, or where isl fails, a `ScheduleError`. The options' picks decide, and what is asked is noted.
+        """
+        with isl_errors(f"{what} of '{self.program.name}'"), operation_budget(PLAN_OPERATIONS), self._steered():
             yield
+
+    @contextmanager
+    def _steered(self) -> Iterator[None]:
+        with picks.steered(self.options.picks) as steering:
+            yield
+        if steering is not None:
+            self._asked.update(steering.questions)
+
+    @cached_property
+    def _asked(self) -> dict[str, Question]:
+        return {}
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What the deciders asked, in order; empty unless `options.picks` is given, if only empty."""
+        _ = self.settled
+        return tuple(self._asked.values())
 
     @property
     def scop(self) -> Scop:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -82,6 +83,12 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         fast_call=_integer(environment, "POLYOPT_FAST_CALL") != 0,
         kept_bytes=_integer(environment, "POLYOPT_KEPT_BYTES"),
     )
+
+
+def child_environment(*, num_threads: int) -> dict[str, str]:
+    """The environment for a process of ours: this one's, its thread count, and its places to import from."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    return {**os.environ, "POLYOPT_NUM_THREADS": str(num_threads), "PYTHONPATH": paths}
 
 
 @contextmanager

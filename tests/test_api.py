@@ -437,9 +437,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     names: list[str] = []
     compile_ = compilation._compile
 
-    def count(problem: Any, key: str, make_lowering: Any) -> Any:
+    def count(problem: Any, *rest: Any) -> Any:
         names.append(problem.program.name)
-        return compile_(problem, key, make_lowering)
+        return compile_(problem, *rest)
 
     monkeypatch.setattr(compilation, "_compile", count)
     yield names

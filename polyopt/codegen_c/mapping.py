@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from polyopt import picks
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, statements
 from polyopt.target import Target
@@ -45,8 +46,13 @@ def decide(scop: Scop, tree: Tree, target: Target) -> CpuMapping:
     """Chooses the parallel loops of a tiled tree."""
     extents = Extents(scop)
     found = list(_candidates(tree, extents, {}))
-    parallel = tuple(loop for loop in found if loop.instances >= target.parallel_instances)
+    parallel = tuple(loop for loop in found if _is_worth_threads(loop, target))
     return CpuMapping(parallel, tuple(loop.name for loop in found if loop not in parallel))
+
+
+def _is_worth_threads(loop: ParallelLoop, target: Target) -> bool:
+    enough = loop.instances >= target.parallel_instances
+    return picks.choose(f"threads for {loop.name}", enough, lambda: (enough, not enough))
 
 
 def apply(tree: Tree, mapping: CpuMapping) -> Tree:

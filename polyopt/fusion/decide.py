@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from polyopt import picks
 from polyopt.dsl.affine import Affine, axis
 from polyopt.fusion.plan import Decision, FusionPlan
 from polyopt.poly import graph, isl_schedule
@@ -256,6 +257,9 @@ class _Fuser:
             return None, "no loop makes and uses each value in one iteration"
         names = producer.statements + consumer.statements
         cyclic = producer.cyclic or consumer.cyclic
+        question = f"fuse {' '.join(producer.statements)} with {' '.join(consumer.statements)}"
+        if not self.only_starts(producer, between) and not picks.choose(question, True, lambda: (True, False)):
+            return None, "kept apart by a recorded choice"
         group = _Group(names, tuple(candidates), tuple(spent), recurrent=consumer.recurrent, cyclic=cyclic)
         return group, f"share the loop over {', '.join(dict.fromkeys(spent[0].values()))}"
 

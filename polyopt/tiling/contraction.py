@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from polyopt import picks
 from polyopt.dsl.affine import Affine, AxisRef
 from polyopt.dsl.ir import Subscript
 from polyopt.poly.roles import Roles
@@ -85,7 +86,7 @@ def choose(
     """
     width = lanes_of(statement, roles, target)
     length = extents.axis(statement.name, lanes)
-    best: tuple[float, RegisterTile] | None = None
+    merits: dict[RegisterTile, float] = {}
     for axis in (None, *rows):
         height = extents.axis(statement.name, axis) if axis is not None else 1
         operands = [
@@ -94,11 +95,15 @@ def choose(
         ]
         for tile in _tiles(target.vector_registers, operands, width, height, length):
             candidate = RegisterTile(axis, lanes, *tile)
-            merit = candidate.speed * (1 - 0.05 * candidate.traffic)
-            if best is None or merit >= best[0]:  # of equal ones the inner axis
-                best = merit, candidate
-    assert best is not None, "a tile of one vector always fits"
-    return best[1]
+            merits[candidate] = candidate.speed * (1 - 0.05 * candidate.traffic)
+    assert merits, "a tile of one vector always fits"
+    ranked = sorted(merits, key=lambda tile: merits[tile])[::-1]  # of equal ones the inner axis
+    return picks.choose(
+        f"register tile of {statement.name} along {lanes}",
+        ranked[0],
+        lambda: ranked,
+        lambda tile: f"{tile.height} {tile.rows or '-'} x {tile.columns}",
+    )
 
 
 def lanes_of(statement: Statement, roles: Roles, target: Target) -> int:

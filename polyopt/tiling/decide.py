@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from polyopt import picks
 from polyopt.dsl.affine import Affine, axes_of
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Scop, Statement
@@ -77,7 +78,7 @@ class _Planner:
         chain, body = _chain(head)
         heavy = self.heavy(statements(body))
         inside = [loop for loop in loops(body) if not any(loops(loop.body)) and set(loop.statements) & set(heavy)]
-        best = max(chain, key=lambda loop: (self.lane_worth(loop, heavy), chain.index(loop)))
+        best = self.lanes_along(chain, heavy)
         inner_worth = max((self.lane_worth(loop, heavy) for loop in inside), default=float("-inf"))
         if inside and inner_worth > self.lane_worth(best, heavy):
             yield self.scalar(chain, "the loops inside suit lanes better")
@@ -87,6 +88,19 @@ class _Planner:
             yield self.over_reduction(chain, best, heavy)
         else:
             yield self.pointwise(chain, best, heavy)
+
+    def lanes_along(self, chain: Sequence[Loop], heavy: Sequence[str]) -> Loop:
+        """The loop of a chain that suits lanes best."""
+
+        def worth(loop: Loop) -> tuple[float, int]:
+            return self.lane_worth(loop, heavy), chain.index(loop)
+
+        def ranked() -> list[Loop]:
+            legal = [loop for loop in chain if self.lane_worth(loop, heavy) > float("-inf")]
+            return sorted(legal, key=worth, reverse=True)
+
+        names = ", ".join(loop.name for loop in chain)
+        return picks.choose(f"lanes of {names}", max(chain, key=worth), ranked, lambda loop: loop.name)
 
     def heavy(self, names: Sequence[str]) -> tuple[str, ...]:
         """The statements with the most dimensions."""
@@ -166,7 +180,8 @@ class _Planner:
                 for name in {n for s in access.read.subscripts if isinstance(s, Affine) for n in axes_of(s)}:
                     points *= self.extents.axis(update.name, name)
                 read_bytes += points * self.roles.arrays[access.read.tensor].dtype.itemsize
-        return 2 * read_bytes <= self.target.l2_bytes
+        fits = 2 * read_bytes <= self.target.l2_bytes
+        return picks.choose(f"columns of {update.name} first", fits, lambda: (fits, not fits))
 
     def pointwise(self, chain: Sequence[Loop], vector: Loop, heavy: Sequence[str]) -> NestPlan:
         """Lanes along a loop with nothing inside; a lone long loop is cut so that its pieces can run in parallel."""
@@ -182,7 +197,8 @@ class _Planner:
             if loop is not vector:
                 others *= self.extent(loop, heavy)
         if others < 8 and self.extent(vector, heavy) >= 2 * STRIP:
-            tiles = ((vector.name, STRIP),)
+            strip = picks.choose(f"strip of {vector.name}", STRIP, lambda: (STRIP, 4 * STRIP, STRIP // 4))
+            tiles = ((vector.name, strip),)
             return NestPlan(names, (*order, vector.name), tiles, None, vector.name, "strips can run in parallel")
         return NestPlan(names, order, (), None, vector.name, "unit stride in the lanes")
 
