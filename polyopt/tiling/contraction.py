@@ -93,7 +93,9 @@ def choose(
             _operand(access.read.subscripts, axis, lanes, packed=number in packed)
             for number, access in enumerate(statement.reads)
         ]
-        for tile in _tiles(target.vector_registers, operands, width, height, length):
+        streams = axis is None and statement.is_update
+        most = MOST_ROWS if streams else MOST_VECTORS
+        for tile in _tiles(target.vector_registers, operands, width, height, length, most):
             candidate = RegisterTile(axis, lanes, *tile)
             merits[candidate] = candidate.speed * (1 - 0.05 * candidate.traffic)
     assert merits, "a tile of one vector always fits"
@@ -113,10 +115,13 @@ def lanes_of(statement: Statement, roles: Roles, target: Target) -> int:
 
 
 def _tiles(
-    registers: int, operands: Sequence[Operand], width: int, height: int, length: int
+    registers: int, operands: Sequence[Operand], width: int, height: int, length: int, most: int
 ) -> Iterator[tuple[int, int, float, float, float]]:
-    """(rows, columns, loads and traffic per multiply-add, speed) of every tile that fits the register file."""
-    for vectors in range(1, (MOST_VECTORS if height > 1 else MOST_ROWS) + 1):
+    """(rows, columns, loads and traffic per multiply-add, speed) of every tile that fits the register file.
+
+    most: vectors side by side; a sum that streams its operands past one row wants many
+    """
+    for vectors in range(1, most + 1):
         if vectors > 1 and (vectors - 1) * width >= length:
             break
         for rows in range(1, min(height, MOST_ROWS) + 1):
