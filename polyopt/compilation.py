@@ -419,11 +419,11 @@ def emulator(mode: Mode = "check", seed: int = 0) -> Emulator:
     """
     from polyopt.runtime.emulator.driver import Emulator
 
-    return Emulator(_emulator_object, mode, seed)
+    return Emulator(emulator_object, mode, seed)
 
 
 @functools.cache
-def _emulator_object() -> bytes:
+def emulator_object() -> bytes:
     """The emulator's own machine code, from the disk cache where it is there."""
     from polyopt.runtime.emulator import build
 

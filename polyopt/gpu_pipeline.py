@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import islpy as isl
 
+from polyopt import report as reports
 from polyopt.codegen_cuda import buffers, mapping, partition
 from polyopt.codegen_cuda import emit as cuda_emit
 from polyopt.codegen_cuda.plan import CudaMapping
@@ -167,6 +168,12 @@ class GpuLowering(Lowering):
                 return compiled.code.decode()
             case _:
                 raise ArgumentError(f"there is no source of kind '{kind}' for a GPU", fix="one of cuda, ptx")
+
+    def report(self) -> reports.Report:
+        """As for a processor, and what a call with arrays on the host costs besides."""
+        found = super().report()
+        note = f"arrays on the host are copied to the GPU and back, {found.bytes} bytes a call; arrays on a GPU are not"
+        return replace(found, note=note)
 
     @cached_property
     def info(self) -> KernelInfo:

@@ -47,6 +47,7 @@ class Report:
     flops: scalar operations; bytes: compulsory traffic, inputs and results once each
     temporary_bytes: workspace that a call allocates for its temporaries; private_bytes: and for each thread.
         Exactly what is allocated; an expression where sizes are symbolic.
+    note: what else a caller should know
     """
 
     name: str
@@ -60,6 +61,7 @@ class Report:
     storage: str
     proof: str
     fallback: str = ""
+    note: str = ""
 
     @property
     def intensity(self) -> float:
@@ -89,6 +91,8 @@ class Report:
         ]
         if self.fallback:
             lines.append(f"  FALLBACK to the plain order: {self.fallback}")
+        if self.note:
+            lines.append(f"  {self.note}")
         for title, text in sections.items():
             lines.append(f"{title}:")
             lines += [f"  {line}" for line in text.splitlines() if line]

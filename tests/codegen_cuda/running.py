@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from polyopt import Op
+from polyopt.compilation import emulator_object
 from polyopt.gpu_pipeline import GpuLowering
 from polyopt.loops.interpret import interpret
 from polyopt.runtime import extent
 from polyopt.runtime.cuda.image import from_source
 from polyopt.runtime.cuda.program import Failed, OnHost, Place, Program
-from polyopt.runtime.emulator import build
 from polyopt.runtime.emulator.driver import EmulatedModule, Emulator, Mode, Problem, Traffic
 
 Array = np.ndarray[Any, Any]
-
-_built_runtime = cache(build.build_runtime)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +38,7 @@ def lowered(op: Op, *args: Any, **sizes: Any) -> GpuLowering:
 
 def emulate(lowering: GpuLowering, arguments: dict[str, Array], sizes: dict[str, int], mode: Mode = "check") -> Outcome:
     """Runs the kernels. arguments: the inputs, by name; results are new arrays."""
-    emulator = Emulator(_built_runtime, mode)
+    emulator = Emulator(emulator_object, mode)
     program = Program(from_source(lowering.cuda), emulator)
     places: dict[str, Place] = {}
     results: dict[str, Array] = {}

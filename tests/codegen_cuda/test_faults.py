@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import Op, f32
+from polyopt import Op, compilation, f32
 from polyopt.runtime.cuda.image import from_source
 from polyopt.runtime.cuda.program import OnHost, Program
-from polyopt.runtime.emulator.driver import Emulator, Problem
-from tests.codegen_cuda.running import Array, _built_runtime, lowered
+from polyopt.runtime.emulator.driver import Problem
+from tests.codegen_cuda.running import Array, lowered
 
 M, N = po.sizes("M N")
 i, j = po.indices("i j")
@@ -76,7 +76,7 @@ def problems(op: Op, shape: tuple[int, int], fault: Callable[[str], list[Fault]]
     out: Array = np.zeros(tuple(int(length) for length in result.shape if isinstance(length, int)), np.float32)
     found = []
     for each in fault(lowering.cuda.text):
-        emulator = Emulator(_built_runtime)
+        emulator = compilation.emulator()
         Program(replace(image, text=each.text), emulator).run({"x": OnHost(x), result.name: OnHost(out)}, {})
         found.append((each, emulator.found))
     return found

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from polyopt import dtypes
+from polyopt.compilation import emulator_object
 from polyopt.runtime.cuda.image import ArrayImage, CudaImage, KernelImage
 from polyopt.runtime.cuda.program import OnHost, Program
 from polyopt.runtime.emulator import build
@@ -188,11 +189,6 @@ def planted(text: str, mark: str, old: str, new: str = "") -> str:
     return "".join(lines)
 
 
-@cache
-def _runtime() -> bytes:
-    return build.build_runtime()
-
-
 def needs_compiler() -> None:
     if build.compiler() is None:
         pytest.fail("these tests need g++")
@@ -228,7 +224,7 @@ def run(
 
 @cache
 def _program(image: CudaImage, mode: Mode) -> Program:
-    return Program(image, Emulator(_runtime, mode))
+    return Program(image, Emulator(emulator_object, mode))
 
 
 # --- the kernels with arguments ----------------------------------------------------------------------------------

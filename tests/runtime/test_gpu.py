@@ -9,8 +9,11 @@ import pytest
 
 import polyopt as po
 from polyopt import compilation, f32, i32
-from polyopt.errors import ArgumentError, BackendUnavailable, BoundsError
+from polyopt.errors import ArgumentError, BackendUnavailable, BoundsError, CompileError
 from polyopt.runtime.cuda import devices
+from polyopt.runtime.cuda.driver import Limits
+from polyopt.runtime.cuda.image import KernelImage
+from polyopt.runtime.cuda.program import check_grid, check_kernel
 from tests.runtime.fake_pycuda import Device, Foreign, host_copy, installed
 
 K, M, N = po.sizes("K M N")
@@ -164,3 +167,42 @@ def test_without_pycuda_the_error_says_what_to_install(monkeypatch: pytest.Monke
         assert "pip install 'polyopt[cuda]'" in caught.value.fix
     finally:
         devices.missing.cache_clear()
+
+
+def test_the_report_says_what_arrays_on_the_host_cost() -> None:
+    report = row_sums.lower(M=100, N=10, target="cuda").report()
+    assert "arrays on the host are copied to the GPU and back, 4400 bytes a call" in str(report)
+
+
+LIMITS = Limits("a small GPU", (8, 6), shared_bytes=99 << 10, grid=(2**31 - 1, 65535, 65535))
+
+
+def kernel(block: tuple[int, int, int] = (256, 1, 1), shared_bytes: int = 0) -> KernelImage:
+    return KernelImage("k", (1, 1, 1), block, shared_bytes, (), 0)
+
+
+def test_more_shared_memory_than_the_device_has_is_refused() -> None:
+    check_kernel(kernel(shared_bytes=99 << 10), LIMITS)
+    with pytest.raises(BackendUnavailable, match="needs 167936 bytes of shared memory") as caught:
+        check_kernel(kernel(shared_bytes=164 << 10), LIMITS)
+    assert caught.value.facts["limit"] == 99 << 10
+
+
+def test_more_threads_than_the_device_has_are_refused() -> None:
+    with pytest.raises(BackendUnavailable, match="blocks of"):
+        check_kernel(kernel((1024, 2, 1)), LIMITS)
+    with pytest.raises(BackendUnavailable, match="blocks of"):
+        check_kernel(kernel((1, 1, 128)), LIMITS)
+
+
+def test_a_grid_beyond_the_limits_is_refused_before_anything_runs() -> None:
+    check_grid(kernel(), (2**31 - 1, 65535, 1), LIMITS)
+    for grid in ((2**31, 1, 1), (1, 65536, 1), (1, 1, 65536)):
+        with pytest.raises(CompileError, match="would be launched with"):
+            check_grid(kernel(), grid, LIMITS)
+
+
+def test_indices_of_more_than_two_thousand_million_elements_are_64_bits_wide() -> None:
+    text = row_sums.lower(M=70000, N=70000, target="cuda").source("cuda")
+    assert "int64_t" in text or "(long long)" in text
+    assert "int64_t" not in row_sums.lower(M=700, N=700, target="cuda").source("cuda")
