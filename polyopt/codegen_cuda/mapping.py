@@ -47,7 +47,7 @@ LAUNCH_BYTES = 2 << 20
 def decide(scop: Scop, tree: Tree, target: GpuTarget, *, rows: bool = True) -> CudaMapping:
     """A plan for every nest of the fused tree; its loops have unique names.
 
-    rows: whether threads may share loops inside a nest
+    rows: whether threads may share loops inside a nest, and tiles of contractions
     """
     planner = _Planner(scop, Extents(scop), target, rows)
     cut = tuple(planner.cuts(tree))
@@ -128,7 +128,7 @@ class _Planner:
     def tiles(self, head: Loop, order: Sequence[Loop], body: Tree) -> CudaNest | None:
         """Tiles of two loops of which a contraction reads one operand along each; None where there are none."""
         columns = order[-1]
-        for name in statements(body):
+        for name in statements(body) if self.has_rows else ():
             shape, column = roles_of(self.scop.statement(name)), axis_of(columns.row(name))
             if not shape.contraction or column is None or self.scop.sizes:
                 continue

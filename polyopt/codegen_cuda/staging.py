@@ -119,6 +119,11 @@ def _parts(body: Stmt) -> _Sum | None:
     scanned = {loop.var for loop in around}
     if any(isinstance(n, Var) and n.name in scanned for index in inner.indices for n in walk_expr(index)):
         return None
+    own = {buffer.name for buffer in local}
+    if any(store.buffer != inner.buffer for store in stores[: sums[0]]):
+        return None  # what is made before the sum for the sum would have to be kept for each point
+    if any(isinstance(node, Load) and node.buffer in own for node in walk_expr(inner.value)):
+        return None
     return _Sum(stores[: sums[0]], tuple(around), inner, stores[sums[0] :], tuple(local))
 
 
@@ -331,11 +336,20 @@ class _Tiler:
 
     def _from_copy(self, load: Load) -> Expr | None:
         if load not in self._copies:
-            return None
+            return self._where_it_exists(load)
         buffer, axes = self._copies[load]
         local: dict[str, Expr] = {self._depth.var: index_var(self._step)}
         local |= {side.loop.var: side.local for side in (self._rows, self._columns)}
         return Load(buffer.name, tuple(local[axis] for axis in axes), load.dtype)
+
+    def _where_it_exists(self, load: Load) -> Load:
+        """A load that is not copied, at those points of the tile that exist."""
+        mask = load.mask
+        used = {n.name for e in _exprs_of(load) for n in walk_expr(e) if isinstance(n, Var)}
+        for side in (self._rows, self._columns):
+            if side.loop.var in used:
+                mask = both(side.inside, mask)
+        return replace(load, mask=mask)
 
     def _copied(self, size: int) -> list[Stmt]:
         """The copies of a piece, each by all threads of the block."""

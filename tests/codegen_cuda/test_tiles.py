@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import Op, f16, f32, f64, i8
+from polyopt import Op, f16, f32, f64, i8, i64
 from polyopt.errors import BackendUnavailable
 from polyopt.runtime.cuda import compilers
 from tests.codegen_cuda.running import emulate, interpreted, lowered
@@ -64,6 +64,13 @@ def window(x: f32[C, H, W], f: f32[O, C, 3, 3]) -> object:
     return y
 
 
+@po.op
+def weighted(x: f32[M, K], w: f32[K, N], s: f32[M, N], r: f32[M], ids: i64[N], t: f32[O]) -> object:
+    y = po.tensor("y")
+    y[i, j] += x[i, k] * w[k, j] * s[i, j] * r[i] * t[ids[j]]
+    return y
+
+
 def arrays(*shapes: tuple[int, ...], dtype: str) -> tuple[Any, ...]:
     random = np.random.default_rng(0)
     if dtype == "i8":
@@ -96,6 +103,11 @@ CASES: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
         np.einsum("bik,bjk->bij", a[0].astype("f8"), a[1].astype("f8")),
     ),
     "integers": (integers, (a := arrays((35, 65), (34, 65), dtype="i8")), a[0].astype("i4") @ a[1].T.astype("i4")),
+    "weighted": (
+        weighted,
+        (*(a := arrays((35, 9), (9, 50), (35, 50), (35,), dtype="f4")), np.arange(50) % 7, arrays((7,), dtype="f4")[0]),
+        (a[0].astype("f8") @ a[1]) * a[2] * a[3][:, None] * arrays((7,), dtype="f4")[0][np.arange(50) % 7],
+    ),
     "window": (window, (a := arrays((5, 6, 40), (33, 5, 3, 3), dtype="f4")), convolved(*a)),
 }
 
