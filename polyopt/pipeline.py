@@ -26,6 +26,7 @@ from polyopt.errors import ArgumentError, DefinitionError, LegalityError, Schedu
 from polyopt.fusion import attach, cascade, lift, rewrite, running
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
+from polyopt.loops import interior
 from polyopt.loops import lower as loops_lower
 from polyopt.loops import split as loops_split
 from polyopt.loops.ir import Expr, For, LoopProgram
@@ -407,7 +408,7 @@ class Lowering:
             results=self.program.results,
             strides=self.options.layouts,
         )
-        return loops_split.split(program)
+        return loops_split.split(interior.split(program))
 
     def scheduled(self, tree: Tree, places: StoragePlan, target: Target) -> Lowering:
         """The same operator under another schedule tree and storage plan, which are proved, for a target.

@@ -319,6 +319,11 @@ def _map_stores(statement: Stmt, values: dict[Expr, bool]) -> Stmt:
     if isinstance(statement, Block):
         return Block(tuple(_map_stores(inner, values) for inner in statement.body))
     assert isinstance(statement, Store), "an innermost body holds stores"
+    return decide(statement, values)
+
+
+def decide(statement: Store, values: dict[Expr, bool]) -> Store:
+    """The store with comparisons replaced by their values, and what then is decided left out."""
     indices = tuple(_tidy(_decide(index, values)) for index in statement.indices)
     return replace(statement, indices=indices, value=_decide(statement.value, values))
 

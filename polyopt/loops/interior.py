@@ -1,0 +1,250 @@
+"""Splits loops over tiles where conditions of whole tiles change, so that interior tiles test nothing.
+
+Reads beyond an edge, periodic or clamped or padded, leave quotients, minima and comparisons in every tile, though only
+the tiles at the edges need them; lanes would gather, since a quotient may differ from lane to lane. Each test is
+bounded over the tile by intervals of the loops inside, as affine functions of the tile's loop. The stretch of tiles on
+which all of them are decided becomes a loop of its own with the decisions written in. Source: index set splitting,
+[Griebl00], here per tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef
+from polyopt.dsl.ir import Const, Op
+from polyopt.dtypes import bool_, i64
+from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, integer, walk, walk_expr
+from polyopt.loops.split import as_affine, decide
+
+FEWEST = 2
+"""Tiles that the interior must have."""
+
+MOST_STORES = 24
+"""Stores of a loop beyond which copies of it would be too much code."""
+
+
+def split(program: LoopProgram) -> LoopProgram:
+    """The same instances in the same order, with what is decided for interior tiles written in."""
+    return replace(program, body=_visit(program.body))
+
+
+def _visit(statement: Stmt) -> Stmt:
+    match statement:
+        case Block(body):
+            return Block(tuple(_visit(inner) for inner in body))
+        case For(kind="serial") if statement.step > 1 and _is_candidate(statement):
+            return _split(statement)
+        case For() | Alloc():
+            return replace(statement, body=_visit(statement.body))
+        case If(_, then, otherwise):
+            return replace(statement, then=_visit(then), otherwise=None if otherwise is None else _visit(otherwise))
+        case Store():
+            return statement
+
+
+def _is_candidate(loop: For) -> bool:
+    """Whether a loop has constant bounds, lanes inside, and a body small enough to be copied."""
+    inside = list(walk(loop.body))
+    stores = sum(isinstance(s, Store) for s in inside)
+    has_lanes = any(isinstance(s, For) and s.kind == "vector" for s in inside)
+    return has_lanes and stores <= MOST_STORES and isinstance(loop.lower, Const) and isinstance(loop.upper, Const)
+
+
+def _split(loop: For) -> Stmt:
+    assert isinstance(loop.lower, Const) and isinstance(loop.upper, Const), "the bounds are constant"
+    start, step = int(loop.lower.value), loop.step
+    count = -(-(int(loop.upper.value) - start) // step)
+    stretch = Stretch(loop.var, start, step, 0, count)
+    values: dict[Expr, bool] = {}
+    for test, lowest, greatest in _tests(loop, start + (count // 2) * step):
+        narrowed = stretch.where(lowest, greatest)
+        if narrowed is not None:
+            values[test], stretch = narrowed
+    interior = stretch.last - stretch.first
+    if interior < max(FEWEST, count // 2):
+        return replace(loop, body=_visit(loop.body))
+    body = _decided(loop.body, values)
+    if body == loop.body:
+        return replace(loop, body=_visit(loop.body))
+
+    def piece(first: int, last: int, inner: Stmt) -> For:
+        upper = loop.upper if last == count else integer(start + last * step)
+        return replace(loop, lower=integer(start + first * step), upper=upper, body=inner)
+
+    pieces: list[Stmt] = [piece(0, stretch.first, loop.body)] if stretch.first else []
+    pieces.append(piece(stretch.first, stretch.last, _visit(body)))
+    pieces += [piece(stretch.last, count, loop.body)] if stretch.last < count else []
+    return pieces[0] if len(pieces) == 1 else Block(tuple(pieces))
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Iterations `first` to `last` (exclusive) of a loop, counted from 0."""
+
+    variable: str
+    start: int
+    step: int
+    first: int
+    last: int
+
+    def where(self, lowest: Affine, greatest: Affine) -> tuple[bool, Stretch] | None:
+        """What `value >= 0` is on the longer part that decides it, for a value between two functions of the
+        variable; None where it is decided nowhere."""
+        true = self.part(lowest)
+        false = self.part(-greatest - 1)
+        best = max((true, false), key=lambda part: part.last - part.first)
+        if best.last - best.first < FEWEST:
+            return None
+        return best is true, best
+
+    def part(self, affine: Affine) -> Stretch:
+        """The part on which an affine function is not negative."""
+        slope = affine.coefficient(AxisRef(self.variable)) * self.step
+        value = affine.constant + affine.coefficient(AxisRef(self.variable)) * self.start  # of iteration 0
+        first, last = self.first, self.last
+        if slope > 0:
+            first = max(first, -(value // slope))
+        elif slope < 0:
+            last = min(last, value // -slope + 1)
+        elif value < 0:
+            last = first
+        if first >= last:
+            first = last = self.first
+        return replace(self, first=first, last=last)
+
+
+# --- tests ------------------------------------------------------------------------------------------------------
+
+
+def _tests(loop: For, middle: int) -> Iterator[tuple[Expr, Affine, Affine]]:
+    """Each `a >= b` on which the body depends, with bounds of `a - b` that know the loop's variable alone."""
+    seen: set[Expr] = set()
+    for store, inner in _stores(loop.body, ()):
+        for expr in (*store.indices, store.value):
+            for node in walk_expr(expr):
+                for test, difference in _decisive(node, inner, loop.var, middle):
+                    bounds = _bounds(difference, inner, loop.var)
+                    if test not in seen and bounds is not None:
+                        seen.add(test)
+                        yield test, *bounds
+
+
+def _stores(statement: Stmt, inner: tuple[For, ...]) -> Iterator[tuple[Store, tuple[For, ...]]]:
+    """The stores and the loops around each, outermost first."""
+    match statement:
+        case Block(body):
+            for one in body:
+                yield from _stores(one, inner)
+        case For(body=body):
+            yield from _stores(body, (*inner, statement))
+        case Alloc(_, body):
+            yield from _stores(body, inner)
+        case If(_, then, otherwise):
+            for arm in (then, otherwise):
+                if arm is not None:
+                    yield from _stores(arm, inner)
+        case Store():
+            yield statement, inner
+
+
+def _decisive(node: Expr, inner: Sequence[For], variable: str, middle: int) -> Iterator[tuple[Expr, Affine]]:
+    """Comparisons that an operation is decided by, as `split.decide` takes them, with what must not be negative."""
+    match node:
+        case Op("ge", (left, right)):
+            yield from _comparison(node, left, right)
+        case Op("minimum" | "maximum", (left, right)) if node.dtype == i64:
+            yield from _comparison(Op("ge", (left, right), bool_), left, right)
+        case Op("floordiv", (left, Const(divisor))) if node.dtype == i64 and int(divisor) > 0:
+            numerator = as_affine(left)
+            bounds = None if numerator is None else _bounds(numerator, inner, variable)
+            if bounds is None:
+                return
+            at = [b.constant + b.coefficient(AxisRef(variable)) * middle for b in bounds]
+            quotient = at[0] // int(divisor)
+            for edge in (quotient, quotient + 1):
+                bound = integer(edge * int(divisor))
+                yield from _comparison(Op("ge", (left, bound), bool_), left, bound)
+        case _:
+            return
+
+
+def _comparison(test: Expr, left: Expr, right: Expr) -> Iterator[tuple[Expr, Affine]]:
+    first, second = as_affine(left), as_affine(right)
+    if first is not None and second is not None:
+        yield test, first - second
+
+
+def _bounds(affine: Affine, inner: Sequence[For], variable: str) -> tuple[Affine, Affine] | None:
+    """The least and the greatest value while the loops inside run, as functions of the variable; None for others."""
+    low = high = affine
+    for loop in reversed(inner):
+        ends = _ends(loop, variable)
+        if ends is None:
+            if any(loop.var in _names(side) for side in (low, high)):
+                return None
+            continue
+        low, high = _without(low, loop.var, *ends), _without(high, loop.var, *reversed(ends))
+    known = all(_names(side) <= {variable} and not _has_floor(side) for side in (low, high))
+    return (low, high) if known else None
+
+
+def _ends(loop: For, variable: str) -> tuple[Affine, Affine] | None:
+    """The least first and the greatest last value of a loop; bounds that move with the variable before constants."""
+    lower = _best(_arms(loop.lower, "maximum"), variable)
+    upper = _best(_arms(loop.upper, "minimum"), variable)
+    return None if lower is None or upper is None else (lower, upper - 1)
+
+
+def _best(arms: Iterator[Expr], variable: str) -> Affine | None:
+    found = [affine for affine in map(as_affine, arms) if affine is not None and not _has_floor(affine)]
+    return max(found, key=lambda a: variable in _names(a), default=None)
+
+
+def _arms(expr: Expr, name: str) -> Iterator[Expr]:
+    match expr:
+        case Op(own, (left, right)) if own == name:
+            yield from _arms(left, name)
+            yield from _arms(right, name)
+        case _:
+            yield expr
+
+
+def _without(affine: Affine, name: str, at_least: Affine, at_most: Affine) -> Affine:
+    """The least value of an expression over the range of one variable."""
+    coefficient = affine.coefficient(AxisRef(name))
+    rest = affine - Affine(0, ((AxisRef(name), 1),)) * coefficient
+    return rest + (at_least if coefficient > 0 else at_most) * coefficient
+
+
+def _names(affine: Affine) -> set[str]:
+    found: set[str] = set()
+    for atom, _ in affine.terms:
+        match atom:
+            case AxisRef(name) | SizeRef(name):
+                found.add(name)
+            case FloorDiv(numerator):
+                found |= _names(numerator)
+    return found
+
+
+def _has_floor(affine: Affine) -> bool:
+    return any(isinstance(atom, FloorDiv) for atom, _ in affine.terms)
+
+
+# --- writing decisions in ---------------------------------------------------------------------------------------
+
+
+def _decided(statement: Stmt, values: Mapping[Expr, bool]) -> Stmt:
+    """The statement with decisions in what it stores; bounds of loops stay as they are."""
+    match statement:
+        case Block(body):
+            return Block(tuple(_decided(inner, values) for inner in body))
+        case For() | Alloc():
+            return replace(statement, body=_decided(statement.body, values))
+        case If(_, then, otherwise):
+            rest = None if otherwise is None else _decided(otherwise, values)
+            return replace(statement, then=_decided(then, values), otherwise=rest)
+        case Store():
+            return decide(statement, dict(values))

@@ -1,0 +1,92 @@
+"""Loops over tiles split where the tests of whole tiles change: interior tiles test nothing, all else is the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polyopt as po
+from polyopt import f32, u8
+from polyopt.dsl.affine import Affine, AxisRef
+from polyopt.dsl.ir import Op
+from polyopt.loops import interior
+from polyopt.loops.instances import enumerate_instances
+from polyopt.loops.ir import For, LoopProgram, Store, walk, walk_expr
+
+H, W = po.sizes("H W")
+i, j = po.indices("i j")
+di, dj = po.index("di", -1, 2), po.index("dj", -1, 2)
+
+
+@po.op
+def around(x: u8[H, W]):
+    """The eight neighbors and itself, on a torus."""
+    y = po.tensor("y", shape=(H, W))
+    y[i, j] = po.sum(x.wrap()[i + di, j + dj], (di, dj))
+    return y
+
+
+@po.op
+def nearest(x: f32[H, W]):
+    """Three columns, the last ones repeated beyond the edge, summed over rows."""
+    y = po.tensor("y", shape=(H, W))
+    y[i, j] = po.sum(x.clamp()[i + di, j + dj], (di, dj))
+    return y
+
+
+def quotients(loop: For) -> int:
+    """Divisions in subscripts that a loop's variable, or one inside it, moves."""
+    moved = {loop.var, *(inner.var for inner in walk(loop.body) if isinstance(inner, For) and inner.kind == "vector")}
+    exprs = [e for s in walk(loop.body) if isinstance(s, Store) for e in (*s.indices, s.value)]
+    found = [n for e in exprs for n in walk_expr(e) if isinstance(n, Op) and n.name == "floordiv"]
+    return sum(any(getattr(part, "name", "") in moved for part in walk_expr(n)) for n in found)
+
+
+def tile_loops(program: LoopProgram) -> list[For]:
+    return [s for s in walk(program.body) if isinstance(s, For) and s.var.startswith("j_tile")]
+
+
+def test_interior_tiles_of_a_torus_have_no_quotient_for_lanes_to_gather_by() -> None:
+    lowering = around.lower(H=16, W=512)
+    pieces = tile_loops(lowering.loops)
+    assert len(pieces) == 3
+    first, inside, last = pieces
+    assert quotients(inside) == 0
+    assert quotients(first) and quotients(last)
+
+
+@pytest.mark.parametrize("operator", [around, nearest], ids=["torus", "nearest"])
+@pytest.mark.parametrize("width", [5, 64, 130, 257])
+def test_the_numbers_stay_the_same(operator: po.Op, width: int) -> None:
+    dtype: Any = np.uint8 if operator is around else np.float32
+    x = np.random.default_rng(width).integers(0, 9, (6, width)).astype(dtype)
+    padded = np.pad(x, 1, mode="wrap" if operator is around else "edge").astype(np.int64)
+    expected = sum(padded[a : a + 6, b : b + width] for a in range(3) for b in range(3))
+    np.testing.assert_array_equal(operator(x), expected)
+
+
+def test_the_pieces_hold_every_instance_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def instances() -> list[tuple[str, tuple[int, ...]]]:
+        return [(one.statement, one.point) for one in enumerate_instances(around.lower(H=3, W=300).loops)]
+
+    pieces = instances()
+    monkeypatch.setattr(interior, "split", lambda program: program)
+    assert pieces == instances()
+
+
+def test_a_stretch_never_leaves_its_loop() -> None:
+    """Iterations before the loop's first one were taken for a part of it."""
+    whole = interior.Stretch("j", 0, 4, 0, 6)
+    variable = Affine(0, ((AxisRef("j"), 1),))
+    for affine, expected in (
+        (variable + 100, (0, 6)),
+        (variable - 100, (0, 0)),
+        (-variable - 100, (0, 0)),
+        (-variable + 100, (0, 6)),
+        (variable - 5, (2, 6)),
+        (-variable + 9, (0, 3)),
+    ):
+        part = whole.part(affine)
+        assert (part.first, part.last) == expected
