@@ -315,13 +315,15 @@ class Op:
 
         def resolved(traced: Traced) -> tuple[Program, Structure]:
             sizes = solve_sizes(self.signature, traced.program, given.shapes)
-            return compilation.resolve(specialise(traced.program, sizes)), traced.structure
+            with compilation.working(traced.program):
+                return compilation.resolve(specialise(traced.program, sizes)), traced.structure
 
         program, structure = self._for_equations(given, resolved)
-        if numerics == "strict":
-            values = reference.evaluate(program, given.arrays, precision="strict", functions=forms())
-        else:
-            values = reference.evaluate(program, given.arrays)
+        with compilation.working(program):
+            if numerics == "strict":
+                values = reference.evaluate(program, given.arrays, precision="strict", functions=forms())
+            else:
+                values = reference.evaluate(program, given.arrays)
         return structure.rebuild([values[name] for name in program.results])
 
     def on(self, target: str | Target) -> Op:

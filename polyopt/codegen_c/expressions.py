@@ -8,7 +8,7 @@ general by construction, and equal subscripts are equal values.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -208,43 +208,48 @@ class Expressions:
 
     def _operation(self, expr: Op[Expr], context: Context) -> Value:
         dtype = expr.args[-1].dtype
+        if expr.name == "select" and _is_masked_alike(expr):
+            return self.value(expr.args[1], context)
+        # each argument once: operations nested n deep would else be written 2^n times
+        forms = [self.index(arg, context) if arg.dtype == i64 else None for arg in expr.args]
         if dtype == i64 and expr.name in _PREDICATES:
-            compared = self._compare_linear(expr, context)
+            compared = self._compare_linear(expr.name, forms, context)
             if compared is not None:
                 return compared
         if dtype == i64 and expr.name in ("floordiv", "mod"):
-            divided = self._divide_linear(expr, context)
+            divided = self._divide_linear(expr.name, forms, context)
             if divided is not None:
                 return divided
-        if expr.name == "select" and _is_masked_alike(expr):
-            return self.value(expr.args[1], context)
-        operands = [self.value(arg, context) for arg in expr.args]
+        operands = [
+            self.value(arg, context) if form is None else self.vector(form, context)
+            for arg, form in zip(expr.args, forms, strict=True)
+        ]
         result = ops.apply(self.f, expr.name, dtype, operands, self._math)
         if dtype == i64 and expr.name in _INDEX_LIKE:
-            parts = expr.args[1:] if expr.name == "select" else expr.args
-            self._inherit(result, [self.index(arg, context) for arg in parts])
+            self._inherit(result, [form for form in forms if form is not None])
         return result
 
-    def _compare_linear(self, expr: Op[Expr], context: Context) -> Value | None:
+    def _compare_linear(self, name: str, forms: Sequence[Index | None], context: Context) -> Value | None:
         """A comparison of indices, decided at once, in a scalar, or in 32-bit lanes."""
-        left, right = (self.index(arg, context) for arg in expr.args)
-        if not (self.is_bounded(left) and self.is_bounded(right)):
+        left, right = forms
+        if left is None or right is None or not (self.is_bounded(left) and self.is_bounded(right)):
             return None
         assert isinstance(left, Linear) and isinstance(right, Linear), "bounded indices are linear"
         difference = left - right
         if abs(difference.lane_factor) * context.lanes >= 1 << 30:
             return None
-        return self.compare_to_zero(_PREDICATES[expr.name], difference, context.lanes)
+        return self.compare_to_zero(_PREDICATES[name], difference, context.lanes)
 
-    def _divide_linear(self, expr: Op[Expr], context: Context) -> Value | None:
+    def _divide_linear(self, name: str, forms: Sequence[Index | None], context: Context) -> Value | None:
         """A subscript divided by a constant, in lanes."""
-        form, divisor = self.index(expr.args[0], context), self.value(expr.args[1], context)
-        if not (isinstance(form, Linear) and form.lane_factor and self.is_bounded(form)):
+        form, by = forms
+        if not (isinstance(form, Linear) and form.lane_factor and self.is_bounded(form)) or by is None:
             return None
+        divisor = self.vector(by, context)
         if not quotients.is_easy(form, divisor, context.lanes):
             return None
         parts = quotients.divided(self.f, form, int(divisor.constant or 1), context.lanes, self._math)
-        return parts[0] if expr.name == "floordiv" else parts[1]
+        return parts[0] if name == "floordiv" else parts[1]
 
     def compare_to_zero(self, predicate: str, form: Linear, lanes: int) -> Value:
         """`form <predicate> 0` for a form that cannot overflow."""

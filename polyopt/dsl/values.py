@@ -120,11 +120,10 @@ class Builder:
 
     def build(self, expr: Expr, scope: Scope, reads: Reads | None = None) -> Typed:
         """The typed form of `expr`; with `reads`, tensor reads are converted first."""
-        for part in reversed(_left_chain(expr)):
-            key = (part, id(scope), reads)
-            if key not in self._memo:
-                self._memo[key] = self._build(part, scope, reads)
-        return self._memo[(expr, id(scope), reads)]
+        place = id(scope), reads
+        for part in reversed(_left_chain(expr, lambda part: (part, *place) in self._memo)):
+            self._memo[(part, *place)] = self._build(part, scope, reads)
+        return self._memo[(expr, *place)]
 
     def forget(self) -> None:
         """Drops what was built with earlier types of tensors or placeholders."""
@@ -395,12 +394,15 @@ def _subscript_fix(expr: Expr) -> str:
     )
 
 
-def _left_chain(expr: Expr) -> list[Expr]:
-    """The expression and the left operands below it, so that a long sum is built without recursion."""
-    chain = [expr]
-    while isinstance(expr, Call) and expr.name in ("add", "sub", "mul", "maximum", "minimum"):
-        expr = expr.args[0]
+def _left_chain(expr: Expr, is_built: Callable[[Expr], bool]) -> list[Expr]:
+    """The expression and the left operands below it, so that a long sum is built without recursion: up to one that is
+    built already, and without it."""
+    chain: list[Expr] = []
+    while not is_built(expr):
         chain.append(expr)
+        if not (isinstance(expr, Call) and expr.name in ("add", "sub", "mul", "maximum", "minimum")):
+            break
+        expr = expr.args[0]
     return chain
 
 

@@ -1,0 +1,171 @@
+"""What the tests of this folder run in processes of their own: `python -c "from tests.robustness import work; ..."`."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+import polyopt as po
+from polyopt import i64
+from polyopt.target import Target, host
+
+M, N = po.sizes("M N")
+i, j = po.indices("i j")
+ROOT = Path(__file__).parents[2]
+
+
+def start(call: str, cache: Path | None = None, **environment: str) -> subprocess.Popen[str]:
+    """A process that runs a function of this module."""
+    code = f"from tests.robustness import work; work.{call}"
+    folder = {} if cache is None else {"POLYOPT_CACHE_DIR": str(cache)}
+    return subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **folder, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 250) -> None:
+    """Wait for a process, which must end well."""
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()
+        raise AssertionError(f"it hangs after {timeout_s} s: {said[-2000:]}") from None
+    assert process.returncode == 0, f"exit code {process.returncode}: {said[-3000:]}"
+
+
+def kind(number: int) -> po.Op:
+    """A small operator; each number has another one."""
+
+    @po.op
+    def small(x: i64[M, N]):
+        y = po.tensor("y")
+        y[i] += x[i, j] * (number + 1) + number
+        return y
+
+    return small
+
+
+def right(number: int, x: np.ndarray) -> np.ndarray:
+    return (x * (number + 1) + number).sum(axis=1)
+
+
+# --- processes --------------------------------------------------------------------------------------------------
+
+
+def compile_all(count: int, seed: int) -> None:
+    """Compiles and checks operators in an order of its own."""
+    numbers = list(range(count))
+    random.Random(seed).shuffle(numbers)
+    x = np.arange(35).reshape(5, 7)
+    for number in numbers:
+        np.testing.assert_array_equal(kind(number)(x), right(number, x))
+
+
+def expect_cached(count: int) -> None:
+    """All operators are on disk, whole, and give the right results."""
+    warnings.simplefilter("error")
+    compile_all(count, 0)
+    assert "islpy" not in sys.modules, "an operator had to be compiled again"
+
+
+# --- threads ----------------------------------------------------------------------------------------------------
+
+
+def _machine() -> Target:
+    """This one, which gives everything to the thread pool."""
+    return replace(host(), parallel_instances=1)
+
+
+def threads(count: int, calls: int) -> None:
+    """Threads that call and compile at once, serial and parallel kernels, new shapes and known ones."""
+    ops = [kind(number) for number in range(6)]
+    ops += [po.op(target=_machine())(kind(number).__wrapped__) for number in range(6)]
+    wrong: list[str] = []
+    barrier = threading.Barrier(count)
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        arrays = [np.arange(m * n).reshape(m, n) + seed for m, n in ((1, 1), (3, 4), (7, 5), (16, 9))]
+        wanted = [[right(number, x) for x in arrays] for number in range(6)]
+        barrier.wait()
+        try:
+            for _ in range(calls):
+                number, which = draw.randrange(len(ops)), draw.randrange(len(arrays))
+                found = ops[number](arrays[which])
+                if not np.array_equal(found, wanted[number % 6][which]):
+                    wrong.append(f"{number} on {arrays[which].shape}: {found}")
+        except Exception as error:  # noqa: BLE001 - any is a failure of the test
+            wrong.append(repr(error))
+
+    running = [threading.Thread(target=work, args=(n,)) for n in range(count)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert not wrong, wrong[:3]
+
+
+# --- forks ------------------------------------------------------------------------------------------------------
+
+
+def forks(count: int) -> None:
+    """Children of a process that has used its threads use their own, and end."""
+    warnings.simplefilter("ignore", DeprecationWarning)
+    op = po.op(target=_machine())(kind(2).__wrapped__)
+    x = np.arange(3000).reshape(60, 50)
+    po.set_num_threads(4)
+    for _ in range(count):
+        np.testing.assert_array_equal(op(x), right(2, x))
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if np.array_equal(op(x), right(2, x)) else 1)
+        end = time.monotonic() + 60
+        while (status := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            assert time.monotonic() < end, "a child hangs"
+            time.sleep(0.0005)
+        assert os.waitstatus_to_exitcode(status[1]) == 0, "a child is wrong"
+
+
+def threads_fork(count: int) -> None:
+    """Children forked while other threads call and compile."""
+    warnings.simplefilter("ignore", DeprecationWarning)
+    done = threading.Event()
+    x = np.arange(300).reshape(20, 15)
+
+    def work(seed: int) -> None:
+        number = seed
+        while not done.is_set():
+            np.testing.assert_array_equal(kind(number)(x), right(number, x))
+            number += 3
+
+    running = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for thread in running:
+        thread.start()
+    op = po.op(target=_machine())(kind(2).__wrapped__)
+    for _ in range(count):
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if np.array_equal(op(x), right(2, x)) else 1)
+        end = time.monotonic() + 60
+        while (status := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            assert time.monotonic() < end, "a child hangs"
+            time.sleep(0.001)
+        assert os.waitstatus_to_exitcode(status[1]) == 0, "a child is wrong"
+    done.set()
+    for thread in running:
+        thread.join()
