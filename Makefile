@@ -76,11 +76,14 @@ bench-compile: $(READY)  ## compile, cache, import and call times
 docs: $(READY)  ## rewrite the command outputs that README and docs show
 	$(BIN)/python docs/refresh.py
 
-fuzz: $(READY)  ## ten minutes of random operators, then the property tests with many more examples
+fuzz: $(READY)  ## ten minutes of random operators and plans, 20,000 verdicts, then property tests with more examples
 	$(BIN)/polyopt fuzz --seconds 600
+	$(BIN)/python -m tests.fuzz.verdicts --count 20000 --seed $$(date +%s)
 	$(BIN)/pytest -q -n $(JOBS) -m 'hypothesis and not cuda' --hypothesis-profile=fuzz --timeout=0
 
-trust: $(READY)  ## the full matrix of sizes, layouts, dtypes; exhaustive functions; SHARD=k/n runs a part
+trust: $(READY)  ## 200,000 verdicts, 2,000 planted faults, the full matrix, exhaustive functions; SHARD=k/n runs a part
+	$(BIN)/python -m tests.fuzz.verdicts --count 200000 --seed $$(date +%s)
+	$(BIN)/python -m tests.mutation.harness --count 140 --seed $$(date +%s)
 	$(BIN)/pytest -q -n $(JOBS) -m '(trust or exhaustive) and not cuda' --timeout=0 --shard=$(SHARD)
 
 clean:  ## remove the environment and build output

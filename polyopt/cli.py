@@ -18,6 +18,7 @@ from polyopt import cache, compilation, export, measure, records, text, tuning
 from polyopt.api import Op
 from polyopt.dsl.text import program_text
 from polyopt.errors import ArgumentError, PolyoptError
+from polyopt.fuzz import log
 from polyopt.fuzz.campaign import Campaign
 from polyopt.loading import assignments, load_file, load_operator
 from polyopt.loops.ir import LoopProgram
@@ -309,6 +310,7 @@ def _add_fuzz(commands: Commands) -> None:
     parser = commands.add_parser("fuzz", help="hold random operators against the reference, without tolerance")
     parser.add_argument("--seconds", type=float, default=60.0, metavar="N", help="how long; default: 60")
     parser.add_argument("--seed", type=int, metavar="S", help="the first seed; by default one drawn from the clock")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="add the totals to this log")
     parser.set_defaults(run=_fuzz)
 
 
@@ -324,6 +326,11 @@ def _fuzz(options: argparse.Namespace) -> None:
     print(f"seeds {seed} to {seed + campaign.total - 1}: {campaign.counts['agrees']} of {campaign.total} agree")
     print(f"kernels under the compiler's own plans and drawn ones: {campaign.kernels}")
     print(f"rejected by the kernel and the reference: {campaign.counts['rejected']}{f' ({rejected})' * bool(rejected)}")
+    if options.log is not None and campaign.total:
+        counts = {"kernels": campaign.kernels, "programs": campaign.total}
+        log.add(
+            options.log, log.Entry("programs", log.commit(), counts, failures, ((seed, seed + campaign.total - 1),))
+        )
     if failures:
         print(f"failures: {failures}", file=sys.stderr)
         raise SystemExit(EXIT_FAILED)

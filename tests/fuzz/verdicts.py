@@ -13,10 +13,12 @@ import argparse
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 from polyopt.dsl.affine import Affine
 from polyopt.errors import LegalityError, PolyoptError
+from polyopt.fuzz import log
 from polyopt.fuzz.plans import random_tree
 from polyopt.poly import legality, storage
 from polyopt.poly.scop import Scop
@@ -90,12 +92,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=5000, help="verdicts")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log", type=Path, help="add the totals to this log")
     options = parser.parse_args()
     found, seed = Verdicts(), options.seed
     while found.total < options.count:
         judge(seed, found)
         seed += 1
     sys.stdout.write(f"seeds {options.seed} to {seed - 1}: {found}\n")
+    if options.log is not None:
+        counts = {**found.counts, "verdicts": found.total, "operators": found.operators}
+        seeds = ((options.seed, seed - 1),)
+        log.add(options.log, log.Entry("verdicts", log.commit(), counts, len(found.false_legal), seeds))
     for report in found.false_legal:
         sys.stdout.write(f"{report}\n")
     sys.exit(bool(found.false_legal))

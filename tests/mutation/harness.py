@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ import polyopt as po
 from polyopt import i32, strict
 from polyopt.codegen_c import emit
 from polyopt.errors import PolyoptError
+from polyopt.fuzz import log
 from polyopt.loops import lower as loops_lower
 from polyopt.loops import verify
 from polyopt.loops.instances import enumerate_instances
@@ -316,11 +318,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=80, help="faults of each class")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log", type=Path, help="add the totals to this log")
     parser.add_argument("--classes", default=",".join(CLASSES))
     options = parser.parse_args()
     begun = time.monotonic()
     kills = campaign(options.count, options.seed, tuple(options.classes.split(",")))
     sys.stdout.write(f"seed {options.seed}, {time.monotonic() - begun:.0f} s\n{kills.table()}\n")
+    if options.log is not None:
+        counts = {name: kills.planted(name) for name in CLASSES} | {
+            "planted": kills.totals[1],
+            "killed": kills.totals[0],
+        }
+        counts |= {layer: sum(n for (_, by), n in kills.counts.items() if by == layer) for layer in ("L1", "L2", "L3")}
+        seeds = ((options.seed, options.seed),)
+        log.add(options.log, log.Entry("faults", log.commit(), counts, planted - killed, seeds))
     for survivor in kills.survivors:
         sys.stdout.write(f"\nsurvived: {survivor}\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -21,11 +22,14 @@ from polyopt.target import Target, host
 M, N = po.sizes("M N")
 i, j = po.indices("i j")
 ROOT = Path(__file__).parents[2]
+STALLED_S = 200
+"""After this long a process says where its threads are."""
 
 
 def start(call: str, cache: Path | None = None, **environment: str) -> subprocess.Popen[str]:
     """A process that runs a function of this module."""
-    code = f"from tests.robustness import work; work.{call}"
+    watch = f"import faulthandler; faulthandler.dump_traceback_later({STALLED_S})"
+    code = f"{watch}; from tests.robustness import work; work.{call}"
     folder = {} if cache is None else {"POLYOPT_CACHE_DIR": str(cache)}
     return subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-c", code],
@@ -34,6 +38,7 @@ def start(call: str, cache: Path | None = None, **environment: str) -> subproces
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -42,7 +47,7 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 250) -> None:
     try:
         said, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # its children hold the pipe
         said, _ = process.communicate()
         raise AssertionError(f"it hangs after {timeout_s} s: {said[-2000:]}") from None
     assert process.returncode == 0, f"exit code {process.returncode}: {said[-3000:]}"
