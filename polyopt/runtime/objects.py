@@ -169,7 +169,9 @@ class _Image:
         self._pointers: dict[int, int] = {}
         self._regions = [_Region(mmap.PROT_READ | p) for p in (mmap.PROT_EXEC, 0, mmap.PROT_WRITE)]
         size = self._lay_out()
-        self._memory = mmap.mmap(-1, size, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        # Private: by default Python maps shared memory, and a forked child would share the pool's counters.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         self._handle = ctypes.c_char.from_buffer(self._memory)
         self._base = ctypes.addressof(self._handle)
         _IMAGES.add(self)

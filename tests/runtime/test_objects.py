@@ -106,6 +106,19 @@ def test_two_copies_have_data_of_their_own(object_code: bytes) -> None:
     assert counts == [6, 6]
 
 
+@pytest.mark.parametrize("loader", [objects.load, jit._link_with_llvm])
+def test_a_forked_child_has_data_of_its_own(loader: Any, object_code: bytes) -> None:
+    """Parent and child would otherwise share the counters of one thread pool, and wait for each other's chunks."""
+    code = linked(loader, object_code)
+    count = ctypes.CFUNCTYPE(ctypes.c_int64)(code.addresses["count"])
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if [count(), count()] == [6, 7] else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert count() == 6
+
+
 def test_nothing_is_writable_and_executable(object_code: bytes) -> None:
     code = linked(objects.load, object_code)
     with open("/proc/self/maps", encoding="ascii") as maps:  # noqa: PTH123  # the kernel's own file
