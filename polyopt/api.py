@@ -6,12 +6,13 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
 from polyopt import compilation, settings
+from polyopt.classes import dataclass
 from polyopt.compilation import Choices, Numerics, Problem
 from polyopt.dsl import trace as tracing
 from polyopt.dsl.bind import solve_sizes, specialise

@@ -19,12 +19,12 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from polyopt import settings
+from polyopt.classes import dataclass
 from polyopt.runtime import kernel
 from polyopt.runtime.kernel import KernelInfo
 from polyopt.target import Target

@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
 from polyopt import cache, records, settings
 from polyopt import target as targets
 from polyopt.cache import Entry
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.ir import Program
 from polyopt.errors import (

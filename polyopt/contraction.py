@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from polyopt import dtypes
 from polyopt.api import Op
+from polyopt.classes import dataclass
 from polyopt.compilation import Choices
 from polyopt.dsl import einsum as symbolic
 from polyopt.dsl import functions

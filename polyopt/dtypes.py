@@ -5,11 +5,11 @@ A dtype doubles as an annotation: `f32[M, K]` is a tensor type, bare `f32` a run
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.errors import DTypeError
 
 Kind = Literal["b", "i", "u", "f"]

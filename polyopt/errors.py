@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from polyopt.classes import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import islpy as isl
 
 from polyopt import report as reports
+from polyopt.classes import dataclass
 from polyopt.codegen_cuda import buffers, mapping, partition
 from polyopt.codegen_cuda import emit as cuda_emit
 from polyopt.codegen_cuda.plan import CudaMapping

@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from polyopt import cache
 from polyopt.api import Op
+from polyopt.classes import dataclass
 from polyopt.dsl.ir import Program
 from polyopt.errors import ArgumentError
 from polyopt.loops.ir import Alloc, Block, For, LoopProgram, Stmt, Store, substatements, walk

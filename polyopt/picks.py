@@ -12,8 +12,10 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
+
+from polyopt.classes import dataclass
 
 _log = logging.getLogger(__name__)
 Option = TypeVar("Option")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +19,7 @@ from polyopt import picks
 from polyopt import report as reports
 from polyopt import target as targets
 from polyopt import text as texts
+from polyopt.classes import dataclass
 from polyopt.codegen_c import emit, mapping
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from polyopt import cache
+from polyopt.classes import dataclass
 from polyopt.errors import ArgumentError
 from polyopt.picks import Pick
 

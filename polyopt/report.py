@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.fusion.plan import FusionPlan
 from polyopt.fusion.rewrite import cost

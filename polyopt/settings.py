@@ -12,10 +12,11 @@ import sys
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from polyopt.classes import dataclass
 from polyopt.errors import ArgumentError
 
 DEFAULT_CACHE_BYTES = 512 << 20

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
+from polyopt.classes import dataclass
 from polyopt.errors import ArgumentError
 
 _CPU0 = Path("/sys/devices/system/cpu/cpu0/cache")

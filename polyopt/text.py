@@ -9,8 +9,9 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from polyopt.classes import dataclass
 
 Format = Literal["text", "json", "dot", "html"]
 FORMATS: tuple[Format, ...] = ("text", "json", "dot", "html")

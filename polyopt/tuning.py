@@ -18,11 +18,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from polyopt import compilation, records, settings
+from polyopt.classes import dataclass
 from polyopt.compilation import Picks, Problem
 from polyopt.errors import ArgumentError, CompileError, PolyoptError
 from polyopt.picks import Pick, Question

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import assert_never
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c.c_helpers import helper_name, stored_type, value_type
 from polyopt.codegen_c.workspace import byte_strides, calculated
 from polyopt.dsl.builtins import BUILTINS

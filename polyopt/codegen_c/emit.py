@@ -8,10 +8,10 @@ optimisation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c import abi, vmath, workspace
 from polyopt.codegen_c.expressions import Context, Expressions
 from polyopt.codegen_c.flatten import trip_of

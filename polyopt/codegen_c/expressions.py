@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import assert_never
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c import conversions, memory, ops, quotients, transposes
 from polyopt.codegen_c.llvm_text import Function, Value
 from polyopt.codegen_c.memory import Index, Place

@@ -7,8 +7,9 @@ subscripts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c.abi import SLACK_BYTES
 from polyopt.codegen_c.expressions import Context, Expressions, Flat
 from polyopt.codegen_c.llvm_text import Value

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c.flatten import stores_of
 from polyopt.dsl.ir import Cast, Op, Var
 from polyopt.dtypes import DType, bf16, f16, i64

@@ -16,8 +16,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from polyopt.classes import dataclass
 
 Motion = Literal["cheap", "pure", "load", "fixed"]
 ScopeKind = Literal["entry", "preheader", "body", "branch", "guard", "split"]

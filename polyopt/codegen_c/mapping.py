@@ -7,10 +7,11 @@ depend on the trip count alone, never on the number of threads.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
 from polyopt import picks
+from polyopt.classes import dataclass
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, statements
 from polyopt.target import Target

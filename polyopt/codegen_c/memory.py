@@ -8,8 +8,8 @@ minus one item a reversed vector; anything else is a gather or scatter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c.llvm_text import Function, Value, signature_suffix, vector_type
 from polyopt.codegen_c.values import (
     Linear,

@@ -8,8 +8,9 @@ matmul's `for k { for i unrolled { for j vector { C[i, j] += A[i, k] * B[k, j] }
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c import conversions, memory
 from polyopt.codegen_c.expressions import Context, Expressions, Flat, Key, Slot
 from polyopt.codegen_c.flatten import Trip, can_be_flat, stored_buffers, trip_of, unrolled_contexts, vector_contexts

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c import conversions, memory
 from polyopt.codegen_c.expressions import Context, Expressions, Slot, coefficient, neutral_number
 from polyopt.codegen_c.llvm_text import Value

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c.llvm_text import Function, Value, float_text, scalar_bits, signature_suffix, vector_type
 from polyopt.dtypes import DType, bf16, f16
 

@@ -8,8 +8,8 @@ writing, is kept apart by a barrier.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from polyopt.classes import dataclass
 from polyopt.dsl.ir import Const, Op, Var
 from polyopt.loops.ir import Expr, For, If, Load, Stmt, Store, index_var, substatements, substitute, walk_expr
 

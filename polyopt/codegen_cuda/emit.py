@@ -6,8 +6,9 @@ floats are combined in an order that depends on the kernel's shape alone, so tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c.c_source import identifier, reserved, symbol_of
 from polyopt.codegen_cuda.expressions import helpers, in_cuda
 from polyopt.codegen_cuda.kernel import KernelPrinter

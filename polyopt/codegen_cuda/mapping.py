@@ -10,11 +10,12 @@ Sources: [PPCG13] for blocks and threads from tiles of coincident bands, [CUDA] 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from math import prod
 from typing import assert_never
 
+from polyopt.classes import dataclass
 from polyopt.codegen_cuda.cost import power_above, statement_bytes
 from polyopt.codegen_cuda.plan import CudaMapping, CudaNest
 from polyopt.dsl.affine import Affine, axes_of

@@ -7,10 +7,11 @@ dependence, so all of a piece may run before the next one. The result means what
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 from typing import assert_never
 
+from polyopt.classes import dataclass
 from polyopt.codegen_cuda import staging
 from polyopt.codegen_cuda.intervals import Interval, as_number, folded, interval
 from polyopt.dsl.ir import Op

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from polyopt.classes import dataclass
 
 Style: TypeAlias = Literal["points", "tiles", "rows", "one block"]
 

@@ -7,8 +7,9 @@ warps then exchange one value each through shared memory. The order depends on t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c.c_expressions import Text
 from polyopt.codegen_c.c_helpers import value_type
 from polyopt.codegen_c.expressions import combine_of, neutral_number

@@ -16,9 +16,9 @@ of a loop variable, which its kernels take among their i64 parameters. Extents a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from polyopt.classes import dataclass
 from polyopt.loops.ir import Buffer, Expr, Site
 
 RECORD = "po_record"

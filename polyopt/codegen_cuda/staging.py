@@ -10,8 +10,9 @@ stored, so that only the stores are guarded. Sources: [PPCG13] for footprints, [
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from polyopt.classes import dataclass
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import bool_, i64

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 from typing import assert_never
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c.c_expressions import Text, cast, from_stored, is_typed, to_stored
 from polyopt.codegen_c.c_helpers import helper_name, stored_type
 from polyopt.codegen_cuda.expressions import CudaExpressions

@@ -8,8 +8,9 @@ equal values, so they can key dictionaries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, assert_never
+
+from polyopt.classes import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, SizeRef

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+
+from polyopt.classes import dataclass
 
 Operands = Literal["number", "float", "integer", "logic", "any"]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl import ir
 from polyopt.dsl.builtins import BUILTINS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine
 from polyopt.dsl.broadcast import ONE, rank_of
 from polyopt.dsl.expr import Call, Convert, Element, Expr, Index, Literal

@@ -7,9 +7,10 @@ then builds every equation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
+from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine

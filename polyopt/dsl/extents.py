@@ -8,8 +8,8 @@ or with constant offsets, and says None wherever isl would be needed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine, AxisRef
 from polyopt.dsl.expr import Choice, Element, Expr, Guarded, Index, Reduction, walk

@@ -8,9 +8,10 @@ to the innermost reduction. Values compare structurally, source spans aside.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Generic, Literal, TypeAlias, TypeVar, assert_never
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import TRUE, Affine, Condition
 from polyopt.dtypes import DType
 from polyopt.errors import Span

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine, Condition
 from polyopt.dsl.expr import (

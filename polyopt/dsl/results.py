@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from polyopt.classes import dataclass
 from polyopt.dsl.expr import Element, Expr, free_indices, source_text, try_expr
 from polyopt.dsl.signature import Signature
 from polyopt.dsl.state import Handle, State, sugar_indices

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 from typing import Literal as OneOf
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.dsl.expr import Call, Expr, Literal, Size, source_text, try_expr, walk
 from polyopt.dsl.spans import function_span
 from polyopt.dtypes import DType, TensorType

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, Condition
 from polyopt.dsl.expr import Boundary, Element, Expr, Index
 from polyopt.dsl.operators import Operators

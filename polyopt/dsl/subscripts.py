@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine
 from polyopt.dsl.broadcast import rank_of

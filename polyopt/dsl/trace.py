@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine
 from polyopt.dsl.elaborate import elaborate

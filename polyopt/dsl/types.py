@@ -6,9 +6,9 @@ Promotion follows NumPy 2: a weak scalar takes the dtype of what it meets as lon
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
+from polyopt.classes import dataclass
 from polyopt.dtypes import DType, bool_, f16, f32, f64, i64, promote
 
 

@@ -7,11 +7,12 @@ become `Where`, data conditions `select`. Reductions are in `dsl.lower_reduction
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.constants import (

@@ -10,10 +10,11 @@ statements. Sources: [Halide13] for the trade, [PPCG13] and [Zhao20] for footpri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import islpy as isl
 
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axis, constant
 from polyopt.poly.dependence import Dependences

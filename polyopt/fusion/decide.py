@@ -9,9 +9,10 @@ parallel. Each group gets its loop, and the same happens again inside it with th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from polyopt import picks
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, axis
 from polyopt.fusion.plan import Decision, FusionPlan
 from polyopt.poly import graph, isl_schedule

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from polyopt.classes import dataclass
 from polyopt.poly.tree import Tree, tree_text
 
 

@@ -9,9 +9,9 @@ may overflow while their product does not; any other factor simply leaves the su
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 
 if TYPE_CHECKING:

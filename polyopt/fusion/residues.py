@@ -18,10 +18,11 @@ Only extents that are numbers are split, and only into a few parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import lcm, prod
 
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import (
     FALSE,

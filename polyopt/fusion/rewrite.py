@@ -7,11 +7,12 @@ consumers where computing it again costs less than storing and loading it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import (
     FALSE,

@@ -20,8 +20,9 @@ one for each row, whether or not a guard excludes some of them, wherever their r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import (
     TRUE,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from polyopt.classes import dataclass
 from polyopt.fuzz.case import Case
 from polyopt.fuzz.check import Outcome
 from polyopt.fuzz.generate import random_case

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from polyopt.classes import dataclass
 
 INDICES: Mapping[str, tuple[str, str]] = {
     "M": ("i", "ii"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.abc import InspectLoader
 from importlib.util import module_from_spec, spec_from_loader
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 import polyopt as po
+from polyopt.classes import dataclass
 from polyopt.errors import (
     ArgumentError,
     BackendUnavailable,

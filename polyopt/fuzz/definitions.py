@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from polyopt.classes import dataclass
 from polyopt.fuzz.case import INDICES, Definition, Equation, Node
 from polyopt.fuzz.expressions import FLOATS, LIMITS, Axis, Known, Writer, clipped, greatest
 

@@ -7,9 +7,10 @@ taken: each expression carries a bound, and is clipped where the bound would gro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from random import Random
 
+from polyopt.classes import dataclass
 from polyopt.fuzz.case import INDICES, Node, extent_of
 
 Axis = tuple[str, str]

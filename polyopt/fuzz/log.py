@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from polyopt.classes import dataclass
 
 
 @dataclass(frozen=True, slots=True)

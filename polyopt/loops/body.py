@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from polyopt.classes import dataclass
 from polyopt.dsl import affine, ir
 from polyopt.dsl.affine import Affine, AxisRef, Compare, Condition, FloorDiv, conjunction, constant, map_condition
 from polyopt.dtypes import bool_, i64

@@ -10,8 +10,9 @@ which all of them are decided becomes a loop of its own with the decisions writt
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef
 from polyopt.dsl.ir import Const, Op
 from polyopt.dtypes import bool_, i64

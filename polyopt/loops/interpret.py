@@ -8,13 +8,13 @@ Python integers that wrap; all other values are NumPy scalars of their dtype.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyopt.classes import dataclass
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import DType, i64

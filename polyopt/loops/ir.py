@@ -9,9 +9,10 @@ index arithmetic is 64-bit `Op`s ("add", "sub", "mul", "floordiv", "mod", "minim
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, TypeAlias, assert_never
 
+from polyopt.classes import dataclass
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import DType, i64
 from polyopt.errors import Span

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import cast
 
 import islpy as isl
 
+from polyopt.classes import dataclass
 from polyopt.dsl import affine
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axis
 from polyopt.dsl.ir import Const, Op

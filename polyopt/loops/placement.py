@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from polyopt.classes import dataclass
 from polyopt.loops.ir import Alloc, Block, Buffer, For, If, Stmt, Store, buffers_used, substatements
 
 

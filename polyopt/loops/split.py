@@ -8,8 +8,9 @@ decisions written in, and short loops before and after keep the tests. Source: i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef, axis, constant
 from polyopt.dsl.ir import Cast, Const, Op, Var
 from polyopt.dtypes import bool_, i64

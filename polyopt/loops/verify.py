@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 from numpy.typing import NDArray
 
+from polyopt.classes import dataclass
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Cast, Const, Op, Var
 from polyopt.dtypes import DType, bool_, i64

@@ -7,10 +7,10 @@ shows. Where a claim holds for some symbolic sizes only, it becomes a condition.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, assert_never
 
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, Compare, Condition, Or, axes_of, conjunction
 from polyopt.errors import BoundsError, DefinitionError, PolyoptError, Span

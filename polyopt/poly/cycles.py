@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import islpy as isl
 
+from polyopt.classes import dataclass
 from polyopt.errors import DefinitionError
 from polyopt.poly.dependence import Dependence
 from polyopt.poly.scop import Scop, Statement

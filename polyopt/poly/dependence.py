@@ -8,12 +8,12 @@ since a mapping may reorder them but not run them at once on one storage.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import islpy as isl
 
+from polyopt.classes import dataclass
 from polyopt.poly import graph
 from polyopt.poly.scop import Scop, Statement
 

@@ -7,10 +7,11 @@ negative, carries the pairs of positive distance, and leaves those of distance z
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import islpy as isl
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine
 from polyopt.poly.dependence import Dependence
 from polyopt.poly.scop import Scop

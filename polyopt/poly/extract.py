@@ -8,11 +8,12 @@ reduction that is the whole value of a definition accumulates into the defined t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import islpy as isl
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, Condition, Not, axes_of, axis, condition_affines, conjunction
 from polyopt.dtypes import DType

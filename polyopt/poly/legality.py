@@ -14,10 +14,11 @@ code that chose them. Claims:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import islpy as isl
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, And, Compare, axes_of, axis
 from polyopt.dsl.ir import Axis
 from polyopt.errors import LegalityError

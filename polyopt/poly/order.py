@@ -6,10 +6,11 @@ Inside a parallel, vector, grid or block loop nothing is ordered. Both the stora
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import islpy as isl
 
+from polyopt.classes import dataclass
 from polyopt.errors import LegalityError
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.space import node_kind, sample

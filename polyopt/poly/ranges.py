@@ -9,9 +9,10 @@ Most programs are settled by arithmetic on bounds; isl is asked where guards or 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import (
     TRUE,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, axes_of
 from polyopt.dsl.ir import DataIndex, Subscript, reads
 from polyopt.poly.scop import Array, Scop, Statement

@@ -9,9 +9,9 @@ the component alone and under an operation budget. Sources: [Feautrier92], [Plut
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count, islice, product
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, axis
 from polyopt.poly import graph
 from polyopt.poly.dependence import Dependence

@@ -6,11 +6,11 @@ element once, an *update* combines a value into it, and every read from elsewher
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import islpy as isl
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine
 from polyopt.dsl.ir import Expr, Read, Reducer, Subscript
 from polyopt.dtypes import DType

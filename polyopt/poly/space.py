@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import assert_never, cast
 
 import islpy as isl
 
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import (
     Affine,

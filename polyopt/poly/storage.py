@@ -9,10 +9,10 @@ modulo folding, [PPCG13] for boxes per iteration.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import islpy as isl
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, axis, constant
 from polyopt.poly.dependence import Dependence, Dependences
 from polyopt.poly.distance import DistanceTester

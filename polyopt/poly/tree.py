@@ -8,11 +8,12 @@ the final one to prove it and to scan it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, assert_never
 
 import islpy as isl
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine
 from polyopt.errors import LegalityError
 from polyopt.poly.scop import Scop

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Cast, Const, Expr, Op, Reducer, Var
 from polyopt.dtypes import DType

@@ -13,13 +13,13 @@ Source: [Higham02], chapters 3 and 4.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 from math import log2
 from typing import Any
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Const, Reducer
 from polyopt.dtypes import DType, bf16, f16, f32, f64

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.dsl.ir import Tensor
 from polyopt.errors import BoundsError, DefinitionError, Span
 from polyopt.reference.points import Array, Points

@@ -7,12 +7,13 @@ of points keeps all axes along one dimension.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import evaluate
 from polyopt.dsl.ir import Axis
 

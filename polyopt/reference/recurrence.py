@@ -9,11 +9,11 @@ and some still wait, they wait for each other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.dsl.ir import DataIndex, Equation
 from polyopt.errors import DefinitionError
 from polyopt.reference.expressions import Evaluator

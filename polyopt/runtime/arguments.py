@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.dsl.signature import Parameter, Signature
 from polyopt.dsl.spans import user_span
 from polyopt.dtypes import DType

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from polyopt import dtypes
+from polyopt.classes import dataclass
 from polyopt.dtypes import DType
 from polyopt.errors import ArgumentError, DTypeError, ShapeError
 from polyopt.runtime.kernel import ArrayInfo

@@ -12,11 +12,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.errors import CompileError
 from polyopt.runtime import jit
 from polyopt.runtime.arrays import Array

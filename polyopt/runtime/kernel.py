@@ -9,12 +9,12 @@ import ctypes
 import struct
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 
 from polyopt import dtypes
+from polyopt.classes import dataclass
 from polyopt.codegen_c.abi import ALIGNMENT, ERROR_RECORD_WORDS, FIRST_ARGUMENT
 from polyopt.dtypes import DType
 from polyopt.errors import BoundsError, Span

@@ -13,10 +13,12 @@ import platform
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any
 from weakref import WeakSet
+
+from polyopt.classes import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ import os
 import platform
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from polyopt import settings
+from polyopt.classes import dataclass
 from polyopt.errors import ArgumentError
 from polyopt.runtime import jit
 from polyopt.runtime.objects import LoadedCode

@@ -10,10 +10,10 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.runtime import jit
 from polyopt.runtime.pool import POOLS, is_supported
 from polyopt.target import Rates, Target, host

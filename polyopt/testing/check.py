@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import BoundArguments
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from polyopt import compilation, reference
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import SizeRef
 from polyopt.dsl.ir import Program
 from polyopt.errors import BackendUnavailable

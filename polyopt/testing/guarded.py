@@ -13,11 +13,12 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from polyopt.classes import dataclass
 
 Array = NDArray[Any]
 

@@ -10,9 +10,9 @@ of operand reuse; windows, batches and sums over several axes need nothing more.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from polyopt import picks
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef
 from polyopt.dsl.ir import Subscript
 from polyopt.poly.roles import Roles

@@ -8,9 +8,9 @@ reuse its operands; otherwise the loops inside the chain are planned on their ow
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from polyopt import picks
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, axes_of
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Scop, Statement

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import islpy as isl
 
+from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv
 from polyopt.poly.scop import Scop
 

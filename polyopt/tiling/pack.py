@@ -12,9 +12,10 @@ case. Sources: [GotoBLAS08], [BLIS15].
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import gcd
 
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis, constant
 from polyopt.dtypes import DType

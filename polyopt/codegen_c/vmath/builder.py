@@ -11,8 +11,9 @@ one width for the first two: floats of `format`, integers of the same width (two
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
+
+from polyopt.classes import dataclass
 
 FloatPredicate = Literal["oeq", "une", "olt", "ole", "ogt", "uno"]
 IntPredicate = Literal["eq", "ult"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c.vmath import error_function, exponential, hyperbolic, logarithm, power, trigonometric
 
 

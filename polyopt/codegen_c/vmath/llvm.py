@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c.vmath.builder import F32, F64, FloatPredicate, IntPredicate
 from polyopt.dtypes import DType, f32, f64
 

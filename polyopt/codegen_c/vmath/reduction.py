@@ -8,10 +8,10 @@ with fma). Beyond it, x times 2/pi is formed modulo 4 in integer arithmetic, fro
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c.vmath import coefficients as c
 from polyopt.codegen_c.vmath.builder import F64, Builder
 from polyopt.codegen_c.vmath.doubled import fast_two_sum, multiply, two_product, two_sum

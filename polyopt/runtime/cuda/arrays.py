@@ -6,12 +6,13 @@ import ctypes
 import operator
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from polyopt import dtypes
+from polyopt.classes import dataclass
 from polyopt.errors import ArgumentError
 from polyopt.runtime import arrays
 from polyopt.runtime.arrays import Array, Given

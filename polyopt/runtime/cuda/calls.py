@@ -6,11 +6,11 @@ Arrays on the host are copied to the device and back, those on the device are us
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.runtime import arrays, extent
 from polyopt.runtime.arrays import Array
 from polyopt.runtime.calls import address_of, check_conditions, parameter

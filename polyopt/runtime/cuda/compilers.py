@@ -15,11 +15,11 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from polyopt.classes import dataclass
 from polyopt.codegen_cuda import source
 from polyopt.errors import BackendUnavailable, CompileError
 from polyopt.runtime.cuda import ptxas

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
+from polyopt.classes import dataclass
 from polyopt.errors import BackendUnavailable
 from polyopt.runtime.cuda.driver import Driver
 

@@ -6,12 +6,12 @@ Source: the header dlpack.h, version 0.8; a capsule holds a `DLManagedTensor`.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from polyopt import dtypes
+from polyopt.classes import dataclass
 
 CPU_DEVICE = 1
 CUDA_DEVICE = 2

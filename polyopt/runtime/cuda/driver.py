@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.runtime.cuda.image import CudaImage, KernelImage
 
 Array = np.ndarray[Any, Any]

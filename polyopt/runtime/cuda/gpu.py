@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pycuda.driver as cuda
 import pycuda.tools
 
+from polyopt.classes import dataclass
 from polyopt.errors import BackendUnavailable, CompileError
 from polyopt.runtime.cuda.arrays import Home
 from polyopt.runtime.cuda.driver import STATIC_SHARED_BYTES, Array, Limits, Memory, Module

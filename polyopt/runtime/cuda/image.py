@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from polyopt import dtypes
+from polyopt.classes import dataclass
 from polyopt.codegen_cuda.source import Branch, CudaSource, Launch, Repeat, Step
 from polyopt.dtypes import DType
 from polyopt.runtime import extent

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.codegen_cuda.source import RECORD
 from polyopt.errors import BackendUnavailable, CompileError
 from polyopt.runtime.cuda.driver import Array, Driver, Limits, Memory

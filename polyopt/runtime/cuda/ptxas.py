@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from polyopt.classes import dataclass
 
 REMARKS = range(7508, 7521)
 """Remarks that tell of lost speed: ignored register limits, matrix operations made serial or waited for."""

@@ -7,12 +7,13 @@ import itertools
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from polyopt.classes import dataclass
 from polyopt.errors import BackendUnavailable
 from polyopt.runtime.cuda.driver import Array, Limits, Memory, Module
 from polyopt.runtime.cuda.image import CudaImage, KernelImage

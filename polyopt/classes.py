@@ -1,0 +1,203 @@
+"""`dataclass` as the standard library means it, at a tenth of its cost when a module opens.
+
+The standard library writes and compiles the source of six methods for each class; opening the compiler, with some two
+hundred of them, spent half its time there. Here `__eq__`, `__hash__`, `__repr__` and the comparisons are functions that
+read a class's fields, and `__init__` is compiled when the first instance is made. Fields stay those of the standard
+library, so `dataclasses.replace`, `fields`, `asdict` and `is_dataclass` work as ever, and to a type checker a class is
+an ordinary one. Keyword-only fields and `InitVar` are left out, as nothing here uses them.
+docs/decisions/0022-light-dataclasses.md
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from dataclasses import MISSING, Field, FrozenInstanceError
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any, NoReturn
+
+_ORDINARY = vars(dataclasses)["_FIELD"]  # how the standard library marks a field that is no ClassVar and no InitVar
+
+_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__")
+
+
+def light(
+    cls: type | None = None,
+    /,
+    *,
+    frozen: bool = False,
+    slots: bool = False,
+    eq: bool = True,
+    order: bool = False,
+    weakref_slot: bool = False,
+) -> Any:
+    """The decorator, with the meaning of `dataclasses.dataclass` of the same arguments.
+
+    Raises `ValueError` for a default that is a list, dict or set, and `TypeError` for a field that has no annotation.
+    """
+    if cls is None:
+        return lambda cls: _made(cls, frozen, slots, eq, order, weakref_slot)
+    return _made(cls, frozen, slots, eq, order, weakref_slot)
+
+
+def _made(cls: type, frozen: bool, slots: bool, eq: bool, order: bool, weakref_slot: bool) -> type:
+    inherited: dict[str, Field[Any]] = {}
+    for base in cls.__mro__[-1:0:-1]:
+        inherited |= base.__dict__.get("__dataclass_fields__", {})
+    own = _own_fields(cls)
+    fields = inherited | own
+    owner: list[Any] = []
+    members: dict[str, Any] = {"__dataclass_fields__": fields, "__init__": _first_init(owner)}
+    members["__match_args__"] = tuple(name for name, field in fields.items() if field.init)
+    compared = tuple(name for name, field in fields.items() if field.compare)
+    members["__repr__"] = _repr_of(tuple(name for name, field in fields.items() if field.repr))
+    if eq:
+        values = _values_of(compared)
+        members |= {"__eq__": _comparison(operator.eq, values), "__hash__": _hash_of(values) if frozen else None}
+        if order:
+            members |= {name: _comparison(getattr(operator, name), values) for name in _COMPARISONS}
+    if frozen:
+        members |= {"__setattr__": _refuse_to_set, "__delattr__": _refuse_to_delete}
+        if slots:
+            members |= {"__getstate__": _state, "__setstate__": _set_state}
+    written = {**cls.__dict__}
+    if written.get("__hash__") is None and "__eq__" in written:
+        written.pop("__hash__", None)  # Python's own mark of a class that defines equality and no hash
+    for name, member in members.items():
+        if name not in written or name in ("__dataclass_fields__", "__setattr__", "__delattr__"):
+            setattr(cls, name, member)
+    if slots:
+        cls = _with_slots(cls, own, inherited, weakref_slot)
+    else:
+        for name, field in own.items():
+            if field.default is not MISSING:
+                setattr(cls, name, field.default)
+            elif name in cls.__dict__:
+                delattr(cls, name)
+    owner.append(cls)
+    return cls
+
+
+def _own_fields(cls: type) -> dict[str, Field[Any]]:
+    fields: dict[str, Any] = {}
+    for name, annotation in cls.__annotations__.items():
+        if str(annotation).startswith(("ClassVar", "typing.ClassVar")):
+            continue
+        default = cls.__dict__.get(name, MISSING)
+        field: Any = default if isinstance(default, Field) else dataclasses.field(default=default)
+        if field.default is not MISSING and type(field.default).__hash__ is None:
+            raise ValueError(f"{cls.__name__}.{name}: a default that can change belongs in `default_factory`")
+        field.name, field.type, field._field_type, field.kw_only = name, annotation, _ORDINARY, False
+        fields[name] = field
+    for name, value in cls.__dict__.items():
+        if isinstance(value, Field) and name not in fields:
+            raise TypeError(f"{cls.__name__}.{name} is a field without an annotation")
+    return fields
+
+
+def _with_slots(cls: type, own: dict[str, Field[Any]], inherited: dict[str, Field[Any]], weakref_slot: bool) -> type:
+    """The class made anew: Python lays out an object's slots when it makes its class."""
+    members = {name: value for name, value in cls.__dict__.items() if name not in own}
+    members.pop("__dict__", None)
+    members.pop("__weakref__", None)
+    names = tuple(name for name in own if name not in inherited)
+    members["__slots__"] = (*names, "__weakref__") if weakref_slot else names
+    made = type(cls)(cls.__name__, cls.__bases__, members)
+    made.__qualname__ = cls.__qualname__
+    return made
+
+
+# --- methods ------------------------------------------------------------------------------------------------------
+
+
+def _first_init(owner: list[Any]) -> Callable[..., None]:
+    """An `__init__` that replaces itself by one made for the fields of the class, the only entry of `owner`."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        (cls,) = owner
+        init = _init_of(cls)
+        cls.__init__ = init
+        init(self, *args, **kwargs)
+
+    return __init__
+
+
+def _init_of(cls: Any) -> Callable[..., None]:
+    frozen = cls.__setattr__ is _refuse_to_set
+    names: dict[str, Any] = {"_set": object.__setattr__, "_MISSING": MISSING}
+    parameters, lines = [], []
+    for name, field in cls.__dataclass_fields__.items():
+        value = name
+        if field.default_factory is not MISSING:
+            names[f"_make_{name}"] = field.default_factory
+            value = f"_make_{name}() if {name} is _MISSING else {name}" if field.init else f"_make_{name}()"
+        elif field.default is not MISSING:
+            names[f"_default_{name}"] = field.default
+            value = name if field.init else f"_default_{name}"
+        elif not field.init:
+            continue
+        if field.init:
+            default = "_MISSING" if field.default_factory is not MISSING else f"_default_{name}"
+            required = field.default is MISSING and field.default_factory is MISSING
+            parameters.append(name if required else f"{name}={default}")
+        lines.append(f"    _set(self, {name!r}, {value})" if frozen else f"    self.{name} = {value}")
+    if hasattr(cls, "__post_init__"):
+        lines.append("    self.__post_init__()")
+    exec("\n".join((f"def __init__({', '.join(('self', *parameters))}):", *lines, "    pass")), names)
+    init: Callable[..., None] = names["__init__"]
+    init.__qualname__ = f"{cls.__qualname__}.__init__"
+    init.__annotations__ = {name: field.type for name, field in cls.__dataclass_fields__.items() if field.init}
+    init.__annotations__["return"] = None
+    return init
+
+
+def _values_of(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    if not names:
+        return lambda self: ()
+    one = operator.attrgetter(*names)
+    return lambda self: (one(self),)
+
+
+def _comparison(compare: Callable[[Any, Any], bool], values: Callable[[Any], tuple[Any, ...]]) -> Callable[..., Any]:
+    def comparison(self: Any, other: Any) -> Any:
+        return compare(values(self), values(other)) if other.__class__ is self.__class__ else NotImplemented
+
+    return comparison
+
+
+def _hash_of(values: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], int]:
+    return lambda self: hash(values(self))
+
+
+def _repr_of(names: tuple[str, ...]) -> Callable[[Any], str]:
+    @recursive_repr()
+    def __repr__(self: Any) -> str:
+        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    return __repr__
+
+
+def _refuse_to_set(self: object, name: str, value: object) -> NoReturn:
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def _refuse_to_delete(self: object, name: str) -> NoReturn:
+    raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+def _state(self: Any) -> list[Any]:
+    return [getattr(self, name) for name in self.__dataclass_fields__]
+
+
+def _set_state(self: Any, state: list[Any]) -> None:
+    for name, value in zip(self.__dataclass_fields__, state):
+        object.__setattr__(self, name, value)
+
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass  # what a checker knows about fields holds here as well
+else:
+    dataclass = light
