@@ -39,6 +39,10 @@ refusal or an illegal schedule that was called legal; where the column is empty,
 | L2 | the loop program, enumerated in Python without isl | `polyopt/loops/verify.py`, `places.py` |
 | L3 | the machine code between guard pages, at every effort of the code generator, for wide and narrow vectors | \
 `polyopt/fuzz/plans.py`, `polyopt/testing/guarded.py` |
+| L3 | one loop program at LLVM's efforts 0 and 3, for this processor and the least one: the same bits | \
+`tests/codegen_c/test_efforts.py` |
+| L5 | the printed C under AddressSanitizer and UndefinedBehaviorSanitizer, on blocks of exactly the arrays' size | \
+`tests/exported` |
 
 The report of a kernel lists what is proved; LLVM, the driver and the processor are trusted.
 """
