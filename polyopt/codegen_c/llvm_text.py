@@ -25,12 +25,13 @@ Motion = Literal["cheap", "pure", "load", "fixed"]
 ScopeKind = Literal["entry", "preheader", "body", "branch", "guard", "split"]
 Flags = str
 
-# Which scopes an instruction may be hoisted out of. A "guard" asks whether a loop runs at all, a "branch" whether a
-# condition of the program holds, a "split" chooses between equivalent versions of one loop.
+# Which scopes an instruction may not be hoisted out of. A "guard" asks whether a loop runs at all, a "branch" whether a
+# condition of the program holds, a "split" chooses between versions of one loop: full vectors, which may read past the
+# end elsewhere, or masked ones.
 _BARRIERS: dict[Motion, frozenset[str]] = {
     "cheap": frozenset(),
     "pure": frozenset({"branch"}),
-    "load": frozenset({"branch", "guard"}),
+    "load": frozenset({"branch", "guard", "split"}),
 }
 
 _SYMBOL = re.compile(r"@[\w.]+")
@@ -232,7 +233,7 @@ class Function:
         self._scopes[-1].lines.append(rest)
         self._touch(stores)
         self._scopes.append(_Scope("preheader", lines, stores))
-        self._scopes.append(_Scope("split", rest, stores))
+        self._scopes.append(_Scope("body", rest, stores))
         write()
         del self._scopes[-2:]
         self._touch(stores)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import polyopt as po
 from polyopt.dsl.ir import Cast
 from polyopt.dtypes import ALL, DType, f32
 from polyopt.loops.ir import Block
@@ -50,3 +51,27 @@ def test_no_access_leaves_an_array(vector_bits: int) -> None:
     folder = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", call], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"an access behind an array of {done.stdout.split()[-1:]}\n{done.stderr}"
+
+
+def outer_products() -> None:
+    """Tiles of 16 columns over 29: what a full tile reads, whatever the row, stays within the full tiles."""
+    m, n, k = po.sizes("M N K")
+    r, c, s = po.indices("r c s")
+
+    @po.op
+    def product(x: po.i8[m, k], y: po.i8[k, n]):
+        z = po.tensor("z")
+        z[r, c] += x[r, s] * y[s, c]
+        return z
+
+    for columns in (13, 29, 31, 33):
+        x, y = guarded(np.ones((17, 1), np.int8)), guarded(np.full((1, columns), 2, np.int8))
+        np.testing.assert_array_equal(product(x, y), np.full((17, columns), 2, np.int32))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
+def test_full_tiles_read_nothing_where_tiles_are_partial() -> None:
+    call = "from tests.codegen_c.test_guard_pages import outer_products; outer_products()"
+    folder = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", call], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
