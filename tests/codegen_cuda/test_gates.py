@@ -32,15 +32,15 @@ class Gate:
 
 
 GATES: dict[str, Gate] = {
-    "matmul_f32": Gate(),
-    "matmul_bf16": Gate(),
-    "matmul_i8": Gate(),
-    "conv2d": Gate(),
+    "matmul_f32": Gate(registers=168),  # 64 sums a thread, and what they multiply
+    "matmul_bf16": Gate(registers=168),
+    "matmul_i8": Gate(registers=255),  # bytes are widened before they are multiplied
+    "conv2d": Gate(registers=96),
     "layernorm": Gate(opcodes=((("SHFL",), 10), (("BAR",), 2))),
     "softmax": Gate(opcodes=((("SHFL",), 10), (("BAR",), 2))),
     "column_sum": Gate(sectors=6.2),
     "transpose": Gate(sectors=4.6),
-    "attention": Gate(sectors=2.1),
+    "attention": Gate(sectors=2.1, wavefronts=1.35),  # scores in shared memory are not swizzled
 }
 
 
