@@ -19,7 +19,7 @@ from polyopt.dtypes import bool_, i64
 from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, integer, walk, walk_expr
 from polyopt.loops.split import as_affine, decide
 
-FEWEST = 2
+FEWEST = 1
 """Tiles that the interior must have."""
 
 MOST_STORES = 24

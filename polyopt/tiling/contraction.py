@@ -93,8 +93,7 @@ def choose(
             _operand(access.read.subscripts, axis, lanes, packed=number in packed)
             for number, access in enumerate(statement.reads)
         ]
-        streams = axis is None and statement.is_update
-        most = MOST_ROWS if streams else MOST_VECTORS
+        most = MOST_ROWS if axis is None and _streams(statement, extents, lanes) else MOST_VECTORS
         for tile in _tiles(target.vector_registers, operands, width, height, length, most):
             candidate = RegisterTile(axis, lanes, *tile)
             merits[candidate] = candidate.speed * (1 - 0.05 * candidate.traffic)
@@ -106,6 +105,23 @@ def choose(
         lambda: ranked,
         lambda tile: f"{tile.height} {tile.rows or '-'} x {tile.columns}",
     )
+
+
+def _streams(statement: Statement, extents: Extents, lanes: str) -> bool:
+    """Whether a sum reads each element that lies along the lanes once: every axis with a choice is a subscript alone.
+
+    Windows read an element several times. Wider tiles would load it no less often, and each tile would meet the edges.
+    """
+    axes = {name for name in statement.axes if extents.axis(statement.name, name) > 1}
+    reads = [access.read.subscripts for access in statement.reads]
+    along = [subscripts for subscripts in reads if any(moves(subscript, lanes) for subscript in subscripts)]
+    return statement.is_update and all(axes <= _axes_alone(subscripts) for subscripts in along)
+
+
+def _axes_alone(subscripts: Sequence[Subscript]) -> set[str]:
+    """The axes that are, with an offset, all there is in some subscript."""
+    terms = [subscript.terms for subscript in subscripts if isinstance(subscript, Affine)]
+    return {atom.name for ((atom, _), *others) in filter(None, terms) if isinstance(atom, AxisRef) and not others}
 
 
 def lanes_of(statement: Statement, roles: Roles, target: Target) -> int:

@@ -14,6 +14,7 @@ from polyopt.dsl.ir import Op
 from polyopt.loops import interior
 from polyopt.loops.instances import enumerate_instances
 from polyopt.loops.ir import For, LoopProgram, Store, walk, walk_expr
+from tests.golden.test_golden import MACHINE
 
 H, W = po.sizes("H W")
 i, j = po.indices("i j")
@@ -36,6 +37,16 @@ def nearest(x: f32[H, W]):
     return y
 
 
+@po.op
+def life(world: u8[H, W], steps: int):
+    t = po.index("t", extent=steps)
+    alive, near = po.tensors("alive near")
+    alive[0, i, j] = world[i, j]
+    near[t, i, j] = po.sum(alive.wrap()[t, i + di, j + dj], (di, dj)) - alive[t, i, j]
+    alive[t + 1, i, j] = po.cast((near[t, i, j] == 3) | ((near[t, i, j] == 2) & (alive[t, i, j] == 1)), u8)
+    return alive[steps]
+
+
 def quotients(loop: For) -> int:
     """Divisions in subscripts that a loop's variable, or one inside it, moves."""
     moved = {loop.var, *(inner.var for inner in walk(loop.body) if isinstance(inner, For) and inner.kind == "vector")}
@@ -55,6 +66,18 @@ def test_interior_tiles_of_a_torus_have_no_quotient_for_lanes_to_gather_by() -> 
     first, inside, last = pieces
     assert quotients(inside) == 0
     assert quotients(first) and quotients(last)
+
+
+def test_one_tile_between_two_edges_is_interior() -> None:
+    pieces = tile_loops(around.lower(H=16, W=96, target=MACHINE).loops)
+    assert [len(range(int(p.lower.value), int(p.upper.value), p.step)) for p in pieces] == [1, 1, 1]  # type: ignore[union-attr]  # constants
+    assert [quotients(piece) > 0 for piece in pieces] == [True, False, True]
+
+
+def test_most_tiles_of_life_gather_nothing() -> None:
+    """Wide tiles, made for sums that stream, left three tiles of a row, each of which gathered."""
+    inside = [p for p in tile_loops(life.lower(H=256, W=256, steps=4, target=MACHINE).loops) if not quotients(p)]
+    assert sum(int(p.upper.value) - int(p.lower.value) for p in inside) >= 128  # type: ignore[union-attr]  # constants
 
 
 @pytest.mark.parametrize("operator", [around, nearest], ids=["torus", "nearest"])

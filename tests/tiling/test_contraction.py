@@ -55,6 +55,28 @@ def test_a_large_product_loads_less_than_once_per_multiply_add(target: Target) -
     assert tile.rows == "i" and tile.loads < 0.75 and tile.speed > 0.85
 
 
+@pytest.mark.parametrize("target", [MACHINE, AVX512], ids=lambda target: target.name)
+def test_a_sum_that_reads_elements_once_is_wider_than_a_window(target: Target) -> None:
+    """A window loads no less in a wide tile, and a row of few tiles is all edges."""
+
+    @po.op
+    def columns(x: f32[H, W]):
+        y = po.tensor("y")
+        y[w] += x[h, w]
+        return y
+
+    @po.op
+    def window(x: f32[H, W]):
+        y = po.tensor("y", shape=(H, W))
+        u, v = po.index("u", extent=3), po.index("v", extent=3)
+        y[h, w] = po.sum(x.wrap()[h + u, w + v], (u, v))
+        return y
+
+    lanes = target.lanes(32)
+    assert tile_of(columns, "w", target, H=256, W=256).columns > 4 * lanes
+    assert tile_of(window, "w", target, H=256, W=256).columns <= 4 * lanes
+
+
 def test_rows_of_a_window_run_along_the_axis_that_its_input_does_not_know() -> None:
     """Rows along h would load the input anew for every row."""
     tile = tile_of(channels_first, "w", C=16, H=34, W=50, F=32, R=3, S=3)
