@@ -90,9 +90,8 @@ def _flows(scop: Scop) -> Iterator[Dependence]:
 def _reads_by_array(statement: Statement) -> dict[str, isl.Map]:
     """One relation per array read, the union of the statement's references to it."""
     relations: dict[str, isl.Map] = {}
-    for access in statement.reads:
-        array = access.read.tensor
-        relations[array] = relations[array] | access.relation if array in relations else access.relation
+    for array, relation in statement.references:
+        relations[array] = relations[array] | relation if array in relations else relation
     return relations
 
 

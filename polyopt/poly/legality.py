@@ -234,10 +234,13 @@ class _Prover:
     def check_side(self, buffer: Storage, dimension: int) -> None:
         offset, inside = buffer.offset[dimension], _inside(buffer.extent[dimension], self.scop.sizes)
         for statement in self.scop.statements:
+            touched = relations(statement, buffer.array)
+            if not touched:
+                continue
             rows = {step.loop: step.row for step in self.order.steps[statement.name] if step.row is not None}
-            for relation in relations(statement, buffer.array):
+            outer = _offset_map(offset, buffer.scope, rows, statement, self.scop.sizes)
+            for relation in touched:
                 line = subscript_relation(relation, dimension)
-                outer = _offset_map(offset, buffer.scope, rows, statement, self.scop.sizes)
                 both = line.flat_range_product(outer.intersect_domain(relation.domain())).range()
                 outside = (both - inside).intersect_params(self.scop.context)
                 if not outside.is_empty():
@@ -295,7 +298,7 @@ class _Prover:
     def used_elements(self, array: Array) -> Iterator[isl.Set]:
         """The elements that need a value, reference by reference."""
         for statement in self.scop.statements:
-            yield from (access.relation.range() for access in statement.reads if access.read.tensor == array.name)
+            yield from (relation.range() for read, relation in statement.references if read == array.name)
             if statement.is_update and statement.array == array.name:
                 yield statement.write.range()
         if array.role == "output":
@@ -303,8 +306,7 @@ class _Prover:
 
     def check_bounds(self, statement: Statement) -> int:
         """Every access of a statement stays in its array; gives the number of accesses."""
-        accesses = [(a.read.tensor, a.relation) for a in statement.reads] + [(statement.array, statement.write)]
-        for array, relation in accesses:
+        for array, relation in (*statement.references, (statement.array, statement.write)):
             outside = relation.subtract_range(self.box(array)).intersect_params(self.scop.context)
             if not outside.is_empty():
                 raise LegalityError(
@@ -313,7 +315,7 @@ class _Prover:
                     why=f"for example {sample(outside.wrap())}",
                     facts={"array": array, "statement": statement.name},
                 )
-        return len(accesses)
+        return len(statement.reads) + 1
 
     def box(self, array: str) -> isl.Set:
         """All elements of an array."""
@@ -340,9 +342,9 @@ class _Prover:
         ordered = _by_pair(dependences.ordered)
         either = _by_pair((*dependences.ordered, *dependences.reductions))
         for target in self.scop.statements:
-            for access in target.reads:
-                for source in self.scop.writers(access.read.tensor):
-                    self.check_known(source.write.apply_range(access.relation.reverse()), ordered)
+            for array, read in target.references:
+                for source in self.scop.writers(array):
+                    self.check_known(source.write.apply_range(read.reverse()), ordered)
             if target.is_update:
                 for source in self.scop.writers(target.array):
                     pairs = self.different(source.write.apply_range(target.write.reverse()))

@@ -37,7 +37,7 @@ def overwritten(
 
 def relations(statement: Statement, array: str) -> list[isl.Map]:
     """The relations of all references of a statement to an array, its own write last."""
-    found = [access.relation for access in statement.reads if access.read.tensor == array]
+    found = [relation for read, relation in statement.references if read == array]
     return [*found, statement.write] if statement.array == array else found
 
 

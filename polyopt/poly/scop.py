@@ -70,6 +70,17 @@ class Statement:
     def is_update(self) -> bool:
         return self.role == "update"
 
+    @property
+    def references(self) -> tuple[tuple[str, isl.Map], ...]:
+        """The arrays that the value reads and the relations it reads them by, each one once: a value that squares
+        a sum of nine elements makes 18 reads of nine kinds."""
+        found: dict[str, list[isl.Map]] = {}
+        for access in self.reads:
+            own = found.setdefault(access.read.tensor, [])
+            if not any(access.relation.plain_is_equal(relation) for relation in own):
+                own.append(access.relation)
+        return tuple((array, relation) for array, own in found.items() for relation in own)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scop:

@@ -16,7 +16,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, axis, constant
 from polyopt.poly.dependence import Dependence, Dependences
 from polyopt.poly.distance import DistanceTester
-from polyopt.poly.lifetimes import overwritten
+from polyopt.poly.lifetimes import overwritten, relations
 from polyopt.poly.order import Order
 from polyopt.poly.scop import Array, Scop
 from polyopt.poly.space import Space, affine_from_aff
@@ -151,15 +151,13 @@ class _Planner:
         result: isl.Map | None = None
         for name in users:
             statement = self.scop.statement(name)
-            relations = [a.relation for a in statement.reads if a.read.tensor == array.name]
-            if statement.array == array.name:
-                relations.append(statement.write)
             space = Space(statement.name, statement.axes, self.scop.sizes)
             outer = isl.Map.from_domain_and_range(space.universe(), Space("", (), self.scop.sizes).universe())
             for loop in scope:
                 outer = outer.flat_range_product(isl.Map.from_aff(space.aff(loop.row(name))))
-            for relation in relations:
-                one = relation.apply_domain(outer.intersect_domain(statement.domain))
+            outer = outer.intersect_domain(statement.domain)
+            for relation in relations(statement, array.name):
+                one = relation.apply_domain(outer)
                 result = one if result is None else result | one
         assert result is not None, "an array with users is touched"
         return result.coalesce()

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import f32, f64
+from polyopt import f32, f64, pipeline
 from polyopt.dsl.affine import axis
 from polyopt.fusion import attach, decide
 from polyopt.fusion.attach import Attached, Attachment, AttachPlan
 from polyopt.fusion.rewrite import rewrite
 from polyopt.pipeline import Lowering
 from polyopt.poly import dependence, extract
-from polyopt.poly.tree import loops, numbered
+from polyopt.poly.tree import Loop, loops, numbered
 from tests.golden.test_golden import MACHINE
 from tests.poly import running
 from tests.poly.operators import M, N, blurred, i, j, jacobi_2d, linear_relu, softmax
@@ -204,3 +204,56 @@ def test_tiles_of_a_recurrence_are_no_axes_to_choose_from() -> None:
     rows = {"u_1": (("i_tile", axis("i") // 2),)}
     tree = numbered(decide.decide(lowering.scop, lowering.dependences, rows).tree)
     running.proved(lowering.scop, lowering.dependences, tree)
+
+
+@po.op
+def harris(x: f32[M, N]):
+    """Nine products of two gradients, three sums of which are used five times: hundreds of reads of nine kinds."""
+    gx, gy, xx, yy, xy, y = po.tensors("gx gy xx yy xy y")
+    gx[i, j] = (x[i, j + 2] - x[i, j]) + 2 * (x[i + 1, j + 2] - x[i + 1, j]) + (x[i + 2, j + 2] - x[i + 2, j])
+    gy[i, j] = (x[i + 2, j] - x[i, j]) + 2 * (x[i + 2, j + 1] - x[i, j + 1]) + (x[i + 2, j + 2] - x[i, j + 2])
+    around = [(u, v) for u in range(3) for v in range(3)]
+    xx[i, j] = sum(gx[i + u, j + v] * gx[i + u, j + v] for u, v in around)
+    yy[i, j] = sum(gy[i + u, j + v] * gy[i + u, j + v] for u, v in around)
+    xy[i, j] = sum(gx[i + u, j + v] * gy[i + u, j + v] for u, v in around)
+    trace = xx[i, j] + yy[i, j]
+    y[i, j] = xx[i, j] * yy[i, j] - xy[i, j] * xy[i, j] - 0.04 * trace * trace
+    return y
+
+
+@pytest.mark.parametrize("sizes", [{"M": 2048, "N": 2048}, {"M": 1999, "N": 1003}], ids=["even", "odd"])
+def test_corners_are_planned_and_proved_in_a_fraction_of_the_budget(
+    sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine boxes a window made unions of products of nine, and the plans were given up for the plain order."""
+    monkeypatch.setattr(pipeline, "PLAN_OPERATIONS", pipeline.PLAN_OPERATIONS // 2)
+    monkeypatch.setattr(pipeline, "PROOF_OPERATIONS", pipeline.PROOF_OPERATIONS // 10)
+    lowering = harris.lower(**sizes, target=MACHINE)
+    assert lowering.settled is lowering and lowering.fallback == ""
+    assert [loop.name for loop in loops(lowering.tree)][:2] == ["i_tile", "j_tile"], "one nest, around all statements"
+    assert isinstance(lowering.tree, Loop)
+    for statement in lowering.scop.statements:
+        assert statement.domain.n_basic_set() == 1
+    for array in ("gx", "gy"):
+        buffer = lowering.storage.of(array)
+        assert buffer is not None and buffer.scope == ("i_tile", "j_tile")
+
+
+def test_the_box_of_a_tile_holds_no_element_outside_the_producer() -> None:
+    """Reads far apart: the elements between are computed too, and only those that are defined."""
+
+    @po.op
+    def apart(x: f32[M, N]):
+        a, b = po.tensors("a b")
+        a[i, j] = po.sqrt(x[i, j]) + po.sqrt(x[i, j] + 1) + po.sqrt(x[i, j] + 2)
+        b[i, j] = a[i, j] * a[i, j + 5] * a[i + 5, j] * a[i + 5, j + 5]
+        return b
+
+    _, found = attached(apart.lower(M=12, N=13), 2, 3)
+    wanted = isl.Set(
+        "{ a[p, q, i, j] : 0 <= p <= 3 and 0 <= q <= 2 and 0 <= i < 12 and 0 <= j < 13"
+        " and 2p <= i <= 2p + 6 and 3q <= j <= 3q + 7 }"
+    )
+    assert found.scop.statement("a").domain.is_subset(wanted)
+    assert found.scop.statement("a").domain.n_basic_set() == 1
+    assert wanted.is_subset(found.scop.statement("a").domain)
