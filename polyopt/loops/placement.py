@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import combinations, product
 
 from polyopt.classes import dataclass
-from polyopt.loops.ir import Alloc, Block, Buffer, For, If, Stmt, Store, buffers_used, substatements
+from polyopt.dsl.ir import Op
+from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, If, Stmt, Store, buffers_used, substatements
+from polyopt.loops.split import as_affine
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +35,15 @@ class Placement:
             return body
         if depth == len(self.scope):
             return Alloc(self.buffer, body)
-        loops = self._count(body, self.scope[depth])
-        if not loops:
+        if not any(self._pieces(body, self.scope[depth])):
             return self._inside(body, depth + 1)  # the loop has one iteration, and isl left it out
-        if self._is_used(body, outside=self.scope[depth]):
+        if self._is_used(body, outside=self.scope[depth]) or self._pieces_meet(body, self.scope[depth]):
             return Alloc(self.buffer, self._in_order(body, self.scope[depth:]))
         return self._map_loops(body, self.scope[depth], lambda inner: self._inside(inner, depth + 1))
 
     def _in_order(self, statement: Stmt, scope: tuple[str, ...]) -> Stmt:
         """The statement with no parallel loop of the scope: isl took what runs first or last in an iteration out of
-        the loop, so that all iterations share one buffer."""
+        the loop, or into another piece of it, so that all iterations share one buffer."""
         match statement:
             case For(body=body):
                 is_shared = statement.kind in ("parallel", "grid", "block") and self.loop_of[statement.var] in scope
@@ -65,9 +67,26 @@ class Placement:
             return self.buffer.name in buffers_used(statement)
         return any(self._is_used(inner, outside) for inner in substatements(statement))
 
-    def _count(self, statement: Stmt, loop: str) -> int:
-        own = isinstance(statement, For) and self.loop_of[statement.var] == loop
-        return own + sum(self._count(inner, loop) for inner in substatements(statement))
+    def _pieces_meet(self, statement: Stmt, loop: str) -> bool:
+        """Whether a piece of a loop may begin in an iteration that a piece before it runs as well: isl may end one
+        piece and begin the next inside the same iteration, so both need the same buffer."""
+        inner = substatements(statement)
+        if isinstance(statement, For) and self.loop_of[statement.var] == loop:
+            return False
+        if isinstance(statement, Block):
+            for first, second in combinations((list(self._pieces(part, loop)) for part in inner), 2):
+                if not all(_is_at_most(one.upper, other.lower) for one, other in product(first, second)):
+                    return True
+        return any(self._pieces_meet(part, loop) for part in inner)
+
+    def _pieces(self, statement: Stmt, loop: str) -> Iterator[For]:
+        """The pieces of a loop that use the buffer, in order."""
+        if isinstance(statement, For) and self.loop_of[statement.var] == loop:
+            if self._is_used(statement):
+                yield statement
+            return
+        for inner in substatements(statement):
+            yield from self._pieces(inner, loop)
 
     def _map_loops(self, statement: Stmt, loop: str, change: Callable[[Stmt], Stmt]) -> Stmt:
         """The statement with the body of every piece of a loop changed."""
@@ -83,3 +102,17 @@ class Placement:
                 return replace(statement, then=self._map_loops(then, loop, change), otherwise=other)
             case Store():
                 return statement
+
+
+def _is_at_most(left: Expr, right: Expr) -> bool:
+    """Whether one bound is known not to exceed another."""
+    match left, right:
+        case Op("minimum", arms), _:
+            return any(_is_at_most(arm, right) for arm in arms)
+        case _, Op("maximum", arms):
+            return any(_is_at_most(left, arm) for arm in arms)
+        case _:
+            low, high = as_affine(left), as_affine(right)
+            if low is None or high is None:
+                return left == right
+            return (high - low).is_constant and (high - low).constant >= 0

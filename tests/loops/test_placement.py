@@ -84,6 +84,17 @@ def test_what_isl_took_out_of_the_loop_shares_one_allocation_with_it(kind: str) 
     assert run(body, seed=3).tolist() == [1, 3, 4, 5]
 
 
+@pytest.mark.parametrize("meet", [False, True])
+def test_pieces_of_a_loop_that_meet_in_an_iteration_share_one_allocation(meet: bool) -> None:
+    """isl may end one piece of a loop and begin the next inside the same iteration."""
+    first = loop("i", 2 if meet else 1, Block((make("i", 2.0), If(less("i", 1), use("i")))), kind="parallel")
+    rest = Block((If(less(1 if meet else 0, "i_2"), make("i_2")), use("i_2")))
+    body = placed(Block((first, loop("i_2", 4, rest, 1, kind="parallel"))), "i")
+    assert len(allocations(body)) == (1 if meet else 2)
+    assert any(isinstance(inner, For) and inner.kind == "parallel" for inner in walk(body)) is not meet
+    assert run(body, seed=3).tolist() == ([2, 3, 3, 4] if meet else [2, 2, 3, 4])
+
+
 def test_what_was_taken_out_keeps_other_loops_parallel() -> None:
     inner = loop("j", 4, store("other", "out", ("j",), load("x", "j")), kind="parallel")
     nested = Alloc(Buffer("b", f64, ints(1), "local"), If(less("i", 1), Block((inner, use("i")))))
