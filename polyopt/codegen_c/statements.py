@@ -174,7 +174,9 @@ class Statements:
                 self._plain(loop, trip, context)
                 return
             run = partial(self._promoted, loop, trip, clamped, context, partial=True)
-            self._f.branch(self._all(runs, _trips(plan)), run, kind="guard")
+            has_triangle = any(len(trips) > 1 for trips in clamped.flat.values())
+            rest = partial(self._plain, loop, trip, context) if has_triangle else None  # some rows may be empty
+            self._f.branch(self._all(runs, _trips(clamped)), run, rest, kind="guard")
 
         full = partial(self._promoted, loop, trip, plan, context, partial=False)
         self._f.branch(self._all(is_full, _trips(plan)), full, at_the_edge, kind="split")

@@ -137,3 +137,31 @@ def test_the_proof_of_elements_that_are_all_defined_looks_at_no_reference() -> N
 
     assert folded.lower(M=17, K=8).fallback == ""
     compare(folded, (draw((17, 5), "u32", 0, 6, seed=1), draw((8,), "u32", 0, 9, "negative", seed=2)))
+
+
+def test_a_buffer_that_two_pieces_of_a_loop_use_in_one_iteration_is_shared() -> None:
+    """isl ends the loop that makes t and begins the one that reads it in iteration 3; each had a buffer of its own."""
+
+    @po.op(target=replace(preset("avx2"), parallel_instances=16, l1_bytes=4096, l2_bytes=16384))
+    def met(x: po.f64[M, M], y: po.f64[M]):
+        t, z = po.tensor("t", shape=(M,)), po.tensor("z", shape=(M,))
+        t[i] = po.when(i < 4, po.sum(x[M - 1 - i, ii], ii))
+        t[i] = po.when(i >= 4, y[0])
+        z[i] = po.when(i < 3, y[i])
+        z[i] = po.when(i >= 3, t[i] + z[i - 3])
+        return z
+
+    compare(met, (draw((5, 5), "f64", -3, 3, seed=1), draw((5,), "f64", 1, 9, seed=2)))
+
+
+def test_tiles_on_the_edge_of_a_triangle_leave_no_row_out() -> None:
+    """Where some rows of a register tile lie behind the triangle, the others were not computed either."""
+
+    @po.op(dynamic=True)
+    def triangle(x: po.f32[M, K], w: po.f32[K, N]):
+        y = po.tensor("y")
+        y[j, i] += po.when(i + j < 34, x[i, k] * w[k, j])
+        return y
+
+    for size in (32, 34):
+        compare(triangle, (draw((size, 8), "f32", -3, 3, seed=1), draw((8, size), "f32", -3, 3, seed=2)))
