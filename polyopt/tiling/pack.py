@@ -142,7 +142,10 @@ class _Chooser:
 
     def packings(self, tile: RegisterTile) -> Iterator[Packing]:
         blocked = False
+        reads = [access.read for access in self.update.reads]
         for number, access in enumerate(self.update.reads):
+            if access.read in reads[:number]:
+                continue  # an operand that is named twice has one copy
             packing = self.lane_panels(tile, number) or self.row_panels(tile, number) or self.converted(number)
             if packing is None or (packing.block and blocked):
                 continue

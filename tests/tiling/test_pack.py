@@ -174,6 +174,20 @@ def test_a_batch_of_products_packs_each_one() -> None:
     np.testing.assert_array_equal(result, x @ w)
 
 
+def test_an_operand_that_is_named_twice_has_one_copy() -> None:
+    """A first minimum reads what it compares twice; the second copy was one of the first copy's panels, and failed."""
+
+    @po.op(target="generic")
+    def first(x: f64[M, K], w: f64[N, K]):
+        z = po.tensor("z")
+        z[i, j] = po.argmin(x[i, k] * w[j, k], k)
+        return z
+
+    rng = np.random.default_rng(1)
+    x, w = rng.integers(-3, 4, (40, 16)).astype(np.float64), rng.integers(-3, 4, (9, 16)).astype(np.float64)
+    assert (first(x, w) == (x[:, None] * w).argmin(-1)).all()
+
+
 def test_a_recurrence_on_a_product_does_not_share_its_tiles() -> None:
     @po.op
     def running_sums(x: f64[M, K], w: f64[K, N]):
