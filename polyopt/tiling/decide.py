@@ -84,7 +84,10 @@ class _Planner:
             yield self.scalar(chain, "the loops inside suit lanes better")
             yield from self.plans(body)
             return
-        if inside:
+        if inside and not self.is_vectorizable(best, heavy):
+            yield self.scalar(chain, "no loop scans an axis alone")
+            yield from self.plans(body)
+        elif inside:
             yield self.over_reduction(chain, best, heavy)
         else:
             yield self.pointwise(chain, best, heavy)
