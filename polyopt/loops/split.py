@@ -56,11 +56,14 @@ def _split_bounds(loop: For) -> tuple[For, ...]:
     `for j: unrolled for i in range(max(i0, j + c), i0 + 4)` is a register tile up to `j = i0 - c`, and a few iterations
     at the diagonal of a triangle; between two of them nothing else runs, so their order stays.
     """
+    inside: set[str] = set()
     for inner in _written_out(loop.body):
+        around = frozenset(inside)
+        inside.add(inner.var)
         if _is_bounded(inner):
             continue
         for side in ("lower", "upper"):
-            edge = _edge(inner, side, loop.var)
+            edge = _edge(inner, side, loop.var, around)
             if edge is None:
                 continue
             bound, boundary, is_first = edge
@@ -86,9 +89,12 @@ def _is_bounded(loop: For) -> bool:
     return lower is not None and any(upper is not None and (upper - lower).is_constant for upper in uppers)
 
 
-def _edge(inner: For, side: str, variable: str) -> tuple[Expr, Expr, bool] | None:
+def _edge(inner: For, side: str, variable: str, around: frozenset[str]) -> tuple[Expr, Expr, bool] | None:
     """For a bound that is the greatest (or least) of a part that the variable moves and a part that it does not: the
-    latter, the first iteration on the other side, and whether the latter holds before it."""
+    latter, the first iteration on the other side, and whether the latter holds before it.
+
+    around: variables of loops between the one that is split and `inner`, which the first iteration cannot depend on
+    """
     name = "maximum" if side == "lower" else "minimum"
     moved: list[Affine] = []
     still: list[Affine] = []
@@ -105,6 +111,8 @@ def _edge(inner: For, side: str, variable: str) -> tuple[Expr, Expr, bool] | Non
     if abs(slope) != 1 or variable in {atom.name for atom in _plain_atoms(rest)}:
         return None
     is_first = (slope == 1) == (side == "lower")
+    if any(atom.name in around for part in still for atom in _plain_atoms(part - rest)):
+        return None
     # the parts are equal where variable = (still - rest) * slope; there the part that does not move still holds
     shift = 1 if is_first else 0
     ends = [affine_expr((part - rest) * slope + shift) for part in still]

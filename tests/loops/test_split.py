@@ -8,7 +8,10 @@ import numpy as np
 
 import polyopt as po
 from polyopt import f32
-from polyopt.loops.ir import Const, For, Op, walk
+from polyopt.dsl.ir import Var
+from polyopt.dtypes import i64
+from polyopt.loops.ir import Const, Expr, For, LoopProgram, Op, Store, index_var, integer, walk, walk_expr
+from polyopt.loops.split import split
 
 N = po.size("N")
 i, j, k = po.indices("i j k")
@@ -41,3 +44,25 @@ def test_a_triangle_is_a_register_tile_up_to_its_diagonal() -> None:
     assert fixed and moved
     a = np.random.default_rng(0).standard_normal((64, 64), np.float32)
     np.testing.assert_allclose(triangle(a, a), np.tril(a) @ a, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loop_is_not_split_at_an_iteration_that_a_loop_inside_decides() -> None:
+    """A skewed recurrence under a drawn plan: the pieces' bounds named a variable that no loop around them had."""
+    here, far = index_var("u"), index_var("v")
+    distance: Expr = Op("sub", (far, here), i64)
+    later: Expr = Op("sub", (distance, integer(32)), i64)
+    following: Expr = Op("add", (here, integer(1)), i64)
+    innermost = For(
+        "w",
+        Op("maximum", (integer(0), later), i64),
+        Op("minimum", (integer(4), following), i64),
+        Store("S", (here, far, index_var("w")), "y", (), Const(1.0, f32)),
+        kind="unrolled",
+    )
+    strip: Expr = Op("mul", (here, integer(2)), i64)
+    middle = For("v", strip, Op("add", (strip, integer(2)), i64), innermost, kind="unrolled")
+    program = split(LoopProgram("skewed", (), (), (), (), For("u", integer(0), integer(36), middle)))
+    outermost = [loop for loop in walk(program.body) if isinstance(loop, For) and loop.var == "u"]
+    assert outermost
+    for loop in outermost:
+        assert not [v for bound in (loop.lower, loop.upper) for v in walk_expr(bound) if isinstance(v, Var)]
