@@ -54,7 +54,7 @@ check: $(READY)  ## before a commit: format, lint, layers, types and the quick t
 	$(BIN)/pytest -q -n $(JOBS) -m 'not slow and not trust and not exhaustive and not cuda'
 
 golden: $(READY)  ## rewrite the golden files; read the diff like code
-	$(BIN)/pytest -q tests/golden --update-golden
+	$(BIN)/pytest -q tests/golden tests/codegen_c/test_contraction_facts.py --update-golden
 
 $(BENCH)/.ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No Python of at least 3.11 (with venv) on PATH; set PYTHON=/path/to/python3." >&2; exit 1; }
