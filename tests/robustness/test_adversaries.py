@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 
 import pytest
 
 from tests.robustness.adversaries import ADVERSARIES
-from tests.robustness.work import ROOT
+from tests.robustness.work import ROOT, untraced
 
 COMPILE_S = 10
 MEMORY_MB = 1024
@@ -44,14 +43,9 @@ def test_cruel_definitions_compile_soon_and_are_right(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", GUARD, name, str(COMPILE_S), str(MEMORY_MB)],
         cwd=ROOT,
-        env={**_untraced(os.environ), "PYTHONPATH": str(ROOT), "POLYOPT_CACHE_BYTES": "0"},
+        env={**untraced(os.environ), "PYTHONPATH": str(ROOT), "POLYOPT_CACHE_BYTES": "0"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
-
-
-def _untraced(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what makes a child count its lines: that would take most of the time that is bounded."""
-    return {name: value for name, value in environment.items() if not name.startswith("COVERAGE_")}
