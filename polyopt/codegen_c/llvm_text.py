@@ -184,8 +184,9 @@ class Function:
         key = f"{text} @{buffer}.{self._versions.get(buffer, 0)}" if motion == "load" else text
         lowest = max((operand.level for operand in operands), default=0)
         for scope in reversed(self._scopes[lowest:]):
-            if key in scope.known:
-                return scope.known[key]
+            known = scope.known.get(key)
+            if known is not None:  # its type is unknown where `pure_text` computed it
+                return known if known.scalar else Value(known.text, scalar, lanes, known.level)
         level = self._placement(lowest, motion, buffer)
         value = self._append(self._scopes[level], level, text, scalar, lanes)
         self._scopes[level].known[key] = value
