@@ -13,7 +13,6 @@ import numpy as np
 
 from polyopt import compilation, settings
 from polyopt.classes import dataclass
-from polyopt.compilation import Choices, Numerics, Problem
 from polyopt.dsl import trace as tracing
 from polyopt.dsl.bind import solve_sizes, specialise
 from polyopt.dsl.expr import Size, walk
@@ -24,6 +23,7 @@ from polyopt.dsl.signature import Parameter, Signature, read_signature
 from polyopt.dsl.text import program_text
 from polyopt.dsl.trace import Traced
 from polyopt.errors import ArgumentError, BoundsError, DefinitionError, PolyoptError, ShapeError
+from polyopt.problem import Choices, Numerics, Problem, check_choices
 from polyopt.quick import QuickWays
 from polyopt.runtime import arguments, arrays, pool
 from polyopt.runtime import outs as result_arrays
@@ -66,7 +66,7 @@ class Op:
         functools.update_wrapper(self, function)
         self.signature: Signature = read_signature(function)
         self._function = function
-        self._choices = compilation.check_choices(choices)
+        self._choices = check_choices(choices)
         self._names = tuple(parameter.name for parameter in self.signature.parameters)
         self._glance = Glance(self.signature)
         self._ways = QuickWays(self.signature)

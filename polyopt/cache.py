@@ -140,7 +140,8 @@ def store(key: str, entry: Entry) -> None:
     if folder is None:
         return
     try:
-        _write_whole(folder / (key + _SUFFIX), _encode(entry, key))
+        # An entry that a crash of the machine cut short does not fit its digest, so nobody waits for the disk.
+        _write_whole(folder / (key + _SUFFIX), _encode(entry, key), waits=False)
         _evict(folder, settings.current().cache_bytes)
     except OSError as error:
         _warn_once(f"cannot write to the cache folder: {error.strerror or error}")
@@ -284,15 +285,19 @@ def _read_mine(path: Path) -> bytes:
         return file.read()
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write so that a reader sees the former file or the new one, also after a crash. Raises `OSError`."""
+def _write_whole(path: Path, data: bytes, *, waits: bool = True) -> None:
+    """Write so that a reader sees the former file or the new one, also after a crash. Raises `OSError`.
+
+    waits: until the disk has it; otherwise the new file may be cut short if the machine itself crashes
+    """
     temporary = path.with_name(f".{path.stem[:16]}-{os.getpid()}-{os.urandom(4).hex()}{_TEMPORARY_SUFFIX}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if waits:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -13,29 +13,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from polyopt import cache, records, settings
 from polyopt import target as targets
 from polyopt.cache import Entry
-from polyopt.classes import dataclass
-from polyopt.dsl import ir
 from polyopt.dsl.ir import Program
 from polyopt.errors import (
-    ArgumentError,
     BackendUnavailable,
     CompileError,
     DefinitionError,
     LegalityError,
     ScheduleError,
     ShapeError,
-    Span,
 )
-from polyopt.picks import Pick
+from polyopt.problem import Picks, Problem
 from polyopt.progress import Progress
 from polyopt.runtime import arrays, fastcall, jit
-from polyopt.runtime.arrays import Array, Layout
+from polyopt.runtime.arrays import Array
 from polyopt.runtime.cuda import devices
 from polyopt.runtime.cuda.driver import Driver
 from polyopt.runtime.fastcall import Entries
@@ -50,38 +46,7 @@ if TYPE_CHECKING:
     from polyopt.runtime.cuda.calls import CudaCall, CudaKernel
     from polyopt.runtime.emulator.driver import Emulator, Mode
 
-Picks: TypeAlias = tuple[Pick, ...]
-Numerics = Literal["default", "strict", "fast"]
-NUMERICS: tuple[Numerics, ...] = ("default", "strict", "fast")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What `@po.op(...)` was told. dynamic: names of sizes that stay symbolic; True for all of them."""
-
-    dynamic: tuple[str, ...] | bool = False
-    target: str | Target | None = None
-    numerics: Numerics = "default"
-    tune: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Problem:
-    """A program and all that decides its code.
-
-    program:       ranges not resolved; sizes that are numbers already substituted
-    dynamic:       the sizes that stay symbolic
-    layouts:       byte strides of arguments and results that are not C-contiguous
-    result_shapes: shapes that `out=` arrays have, for a check before anything is compiled; by result
-    """
-
-    program: Program
-    dynamic: tuple[str, ...]
-    layouts: Mapping[str, Layout]
-    target: Target
-    numerics: Numerics
-    result_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 DEEPEST_CALLS = 6000
@@ -109,10 +74,10 @@ class _Compiler:
     def kernel(self, problem: Problem) -> Kernel:
         with working(problem.program):
             picks = recorded_picks(problem)
-            key = _key(problem, picks)
+            key = problem.key(picks)
             kernel = self._kernels.get(key)
             if kernel is None:
-                kernel = self._kernels[key] = _from_disk(key) or self._compile(problem, picks)
+                kernel = self._kernels[key] = _from_disk(key) or self._compile(problem, picks, key)
             return kernel
 
     def gpu_kernel(self, problem: Problem, driver: Driver) -> CudaKernel:
@@ -125,12 +90,11 @@ class _Compiler:
                 self._gpu_kernels[memory_key] = kernel
             return kernel
 
-    def _compile(self, problem: Problem, picks: Picks | None) -> Kernel:
+    def _compile(self, problem: Problem, picks: Picks | None, key: str) -> Kernel:
         """A new kernel; without the picks where these give no legal plan."""
-        key = _key(problem, picks)
         if picks and (refused := self._refused(problem, picks)):
             _log.warning("%s: recorded picks give no legal plan (%s): not used", problem.program.name, refused)
-            return _compile(problem, key, self._lowering(problem, None))
+            picks = None
         return _compile(problem, key, self._lowering(problem, picks))
 
     def _refused(self, problem: Problem, picks: Picks) -> str:
@@ -142,7 +106,7 @@ class _Compiler:
 
     def lower(self, problem: Problem, picks: Picks | None) -> Lowering:
         with working(problem.program):
-            return self._lowerings.setdefault(_key(problem, picks), self._lowering(problem, picks)())
+            return self._lowerings.setdefault(problem.key(picks), self._lowering(problem, picks)())
 
     def _lowering(self, problem: Problem, picks: Picks | None) -> Callable[[], Lowering]:
         """Makes the stages, or gives those that somebody is looking at: then a compile need not plan them again."""
@@ -150,7 +114,7 @@ class _Compiler:
         def make() -> Lowering:
             from polyopt import pipeline
 
-            found = self._lowerings.get(_key(problem, picks))
+            found = self._lowerings.get(problem.key(picks)) if self._lowerings else None
             if found is None and problem.target.gpu is not None:
                 from polyopt import gpu_pipeline
 
@@ -234,24 +198,9 @@ def lower_with(problem: Problem, picks: Picks) -> Lowering:
 
 def recorded_picks(problem: Problem) -> Picks | None:
     """What tuning recorded for a problem; None for nothing."""
-    return records.picks_for(tuning_key(problem), machine()) or None
-
-
-def tuning_key(problem: Problem) -> str:
-    """A name of a problem for tuning records: the same for every version of polyopt and on every machine of a kind."""
-    facts = {
-        "program": canonical(problem.program),
-        "dynamic": problem.dynamic,
-        "layouts": sorted(problem.layouts.items()),
-        "numerics": problem.numerics,
-        "target": problem.target.name,
-    }
-    return digest_of(json.dumps(facts, sort_keys=True, default=str))
-
-
-def digest_of(text: str) -> str:
-    """A short name of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    if not records.exist():
+        return None
+    return records.picks_for(problem.tuning_key, machine()) or None
 
 
 def resolve(program: Program) -> Program:
@@ -545,22 +494,6 @@ def _check_result_shapes(resolved: Program, problem: Problem) -> None:
             )
 
 
-# --- keys -----------------------------------------------------------------------------------------------------
-
-
-def _key(problem: Problem, picks: Picks | None) -> str:
-    return cache.key(
-        problem.target,
-        picks=None if picks is None else [str(pick) for pick in picks],
-        program=canonical(problem.program),
-        dynamic=problem.dynamic,
-        layouts=sorted(problem.layouts.items()),
-        numerics=problem.numerics,
-        verify=settings.current().verify,
-        places=[dataclasses.astuple(place) for place in _checked_places(problem.program)],
-    )
-
-
 def _gpu_key(problem: Problem, driver: Driver) -> str:
     """Machine code depends on the device's architecture and on the compiler, text on neither."""
     made_by = ""
@@ -568,49 +501,4 @@ def _gpu_key(problem: Problem, driver: Driver) -> str:
         from polyopt.runtime.cuda import compilers
 
         made_by = f"{driver.limits.arch} {compilers.version()}"
-    return cache.digest(problem=_key(problem, None), made_by=made_by)
-
-
-def canonical(value: Any) -> str:
-    """A text that is the same for equal values of the program's dataclasses, and differs for different ones."""
-    if dataclasses.is_dataclass(value):
-        parts = (canonical(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare)
-        return f"{type(value).__name__}({','.join(parts)})"
-    if isinstance(value, tuple):
-        return f"({','.join(map(canonical, value))})"
-    return value.hex() if isinstance(value, float) else repr(value)
-
-
-def _checked_places(program: Program) -> list[Span]:
-    """Where data subscripts stand in the user's files: a kernel names these lines in its errors."""
-    places: list[Span] = []
-    for equation in program.equations:
-        if equation.span is not None and any(isinstance(s, ir.DataIndex) for s in equation.subscripts):
-            places.append(equation.span)
-        for read in ir.reads(equation.value):
-            if read.span is not None and any(isinstance(s, ir.DataIndex) for s in read.subscripts):
-                places.append(read.span)
-    return places
-
-
-def check_choices(choices: Choices) -> Choices:
-    """The choices, if they make sense. Raises `ArgumentError`."""
-    if choices.numerics not in NUMERICS:
-        raise ArgumentError(
-            f"numerics cannot be {choices.numerics!r}",
-            fix=f"one of {', '.join(NUMERICS)}",
-            facts={"numerics": choices.numerics},
-        )
-    if choices.target is not None and not isinstance(choices.target, str | Target):
-        raise ArgumentError(
-            f"target cannot be {choices.target!r}",
-            fix="a name, such as 'cpu', or a Target",
-            facts={"target": choices.target},
-        )
-    if isinstance(choices.target, str) and choices.target not in targets.NAMES:
-        raise ArgumentError(
-            f"there is no target '{choices.target}'",
-            fix=f"one of {', '.join(targets.NAMES)}",
-            facts={"target": choices.target},
-        )
-    return choices
+    return cache.digest(problem=problem.key(None), made_by=made_by)

@@ -12,7 +12,6 @@ import numpy as np
 from polyopt import dtypes
 from polyopt.api import Op
 from polyopt.classes import dataclass
-from polyopt.compilation import Choices
 from polyopt.dsl import einsum as symbolic
 from polyopt.dsl import functions
 from polyopt.dsl.expr import Element
@@ -20,6 +19,7 @@ from polyopt.dsl.state import Handle
 from polyopt.dsl.symbols import as_dtype
 from polyopt.dtypes import DType
 from polyopt.errors import ArgumentError, DTypeError, ShapeError
+from polyopt.problem import Choices
 from polyopt.runtime import arrays
 from polyopt.runtime.arrays import Array, Given
 

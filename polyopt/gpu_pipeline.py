@@ -24,6 +24,7 @@ from polyopt.loops.ir import Buffer, LoopProgram
 from polyopt.pipeline import Copies, Lowering, Options
 from polyopt.poly import extract, storage
 from polyopt.poly import tree as trees
+from polyopt.poly.legality import Proof
 from polyopt.poly.storage import StoragePlan
 from polyopt.poly.tree import Tree
 from polyopt.runtime import extent
@@ -41,7 +42,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuDecided:
-    """What follows from fusion on a GPU. fallback: why simpler plans were taken; empty as a rule."""
+    """What follows from fusion on a GPU.
+
+    fallback: why simpler plans were taken; empty as a rule
+    proof:    the ledger of claims, once they are proved
+    """
 
     tiling: TilingPlan
     mapping: CudaMapping
@@ -51,6 +56,7 @@ class GpuDecided:
     loops: LoopProgram
     cuda: CudaSource
     fallback: str = ""
+    proof: Proof = Proof(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +141,7 @@ class GpuLowering(Lowering):
         loops = partition.partition(loops_split.split(loops), reorderable=self.options.numerics != "strict")
         cuda = cuda_emit.emit(loops, contract=self.options.numerics != "strict")
         decided = GpuDecided(TilingPlan(()), mapped, tree, schedule, places, loops, cuda, "; ".join(failures))
-        self._prove(decided, self.dependences)
-        return decided
+        return replace(decided, proof=self._prove(decided, self.dependences))
 
     @property
     def settled(self) -> GpuLowering:

@@ -135,7 +135,11 @@ class Copies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decided:
-    """What follows from fusion. fallback: why the plans were given up for the plain order; empty as a rule."""
+    """What follows from fusion.
+
+    fallback: why the plans were given up for the plain order; empty as a rule
+    proof:    the ledger of claims, once they are proved
+    """
 
     tiling: TilingPlan
     mapping: mapping.CpuMapping
@@ -143,6 +147,7 @@ class Decided:
     schedule: isl.Schedule
     storage: StoragePlan
     fallback: str = ""
+    proof: Proof = Proof(())
 
 
 class Mapped(Protocol):
@@ -286,6 +291,8 @@ class Lowering:
     @cached_property
     def dependences(self) -> Dependences:
         """What must run before what."""
+        if self.scop is self._rewritten.scop:  # nothing is copied
+            return self._rewritten.dependences
         return dependence.compute(self.scop, strict=self.options.numerics == "strict")
 
     @cached_property
@@ -345,8 +352,7 @@ class Lowering:
         with self._bounded("plan tiles and storage"):
             decided = self._plan(trees.numbered(shared), simple=simple)
         _STAGE_LOGS["schedule"].info("%s:\n%s", self.program.name, trees.tree_text(decided.tree))
-        self._prove(decided, self.dependences)
-        return decided
+        return replace(decided, proof=self._prove(decided, self.dependences))
 
     def _plan(self, fused: Tree, *, simple: bool) -> Decided:
         tiling = TilingPlan(()) if simple else self._tiles(fused)
@@ -421,17 +427,18 @@ class Lowering:
         vars(other).update({name: value for name, value in vars(self).items() if name in kept})
         threads = mapping.CpuMapping((), ())
         decided = Decided(TilingPlan(()), threads, tree, trees.as_schedule(tree, self.scop), places)
-        self._prove(decided, self.dependences)
-        vars(other)["_decided"] = decided
+        vars(other)["_decided"] = replace(decided, proof=self._prove(decided, self.dependences))
         return other
 
     @property
     def proof(self) -> Proof:
         """The ledger of proved claims."""
-        return self.verify()
+        return self.settled._decided.proof
 
     def verify(self) -> Proof:
-        """Proves from scratch that the final schedule computes what the equations say; every compile does so.
+        """Proves once more, with dependences computed anew, that the final schedule computes what the equations say.
+
+        Every compile has proved it when its plans were made; this is for those who doubt what was kept since.
 
         Raises `LegalityError` with a violating pair of instances.
         """

@@ -47,6 +47,11 @@ class Record:
         return f"{self.op}: {self.ms:.4g} ms ({self.model_ms:.4g} by the model), {found}"
 
 
+def exist() -> bool:
+    """Whether anything was recorded at all."""
+    return bool(_by_key(cache.read_text(FILE) or ""))
+
+
 def picks_for(key: str, machine: str) -> tuple[Pick, ...]:
     """The recorded picks for a problem: those measured on this machine, else those that came from another."""
     found = _by_key(cache.read_text(FILE) or "").get(key)

@@ -24,9 +24,9 @@ from typing import Any
 
 from polyopt import compilation, records, settings
 from polyopt.classes import dataclass
-from polyopt.compilation import Picks, Problem
 from polyopt.errors import ArgumentError, CompileError, PolyoptError
 from polyopt.picks import Pick, Question
+from polyopt.problem import Picks, Problem, digest_of
 from polyopt.records import Record
 from polyopt.runtime import extent, jit, kernel, pool
 from polyopt.runtime.kernel import KernelInfo
@@ -66,7 +66,7 @@ class Outcome:
     questions: tuple[Question, ...] = ()
 
     def record(self, problem: Problem) -> Record:
-        key, machine = compilation.tuning_key(problem), compilation.machine()
+        key, machine = problem.tuning_key, compilation.machine()
         if self.best is None:
             return Record(key, self.op, machine, (), self.base_ms, self.base_ms)
         return Record(key, self.op, machine, self.best.picks, self.best.ms, self.best.base_ms)
@@ -120,7 +120,7 @@ def tune(
 
 def ensure(problem: Problem, sizes: Mapping[str, int], *, seconds: float = SECONDS / 3) -> None:
     """Tune a problem that has no record on this machine yet; what goes wrong is logged, and the model's plan stays."""
-    if records.known(compilation.tuning_key(problem), compilation.machine()) is not None:
+    if records.known(problem.tuning_key, compilation.machine()) is not None:
         return
     try:
         tune(problem, sizes, seconds=seconds)
@@ -213,7 +213,7 @@ class _Children:
                 raise TrialFailed(f"no legal plan: {lowering.settled.fallback}")
             text = lowering.module.text
             object_code = jit.compile_object(text, self._problem.target)
-        digest = compilation.digest_of(text)
+        digest = digest_of(text)
         path = Path(self._folder.name, f"{digest}.o")
         path.write_bytes(object_code)
         info = lowering.info

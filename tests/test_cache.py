@@ -149,19 +149,19 @@ def test_a_file_of_another_user_is_a_miss(file: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
+    def full(path: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(Path, "replace", full)
     cache.store(KEY, ENTRY)
     assert list(folder.iterdir()) == []
 
 
 def test_an_interrupted_store_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(descriptor: int) -> None:
+    def interrupt(path: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "fsync", interrupt)
+    monkeypatch.setattr(Path, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         cache.store(KEY, ENTRY)
     assert list(folder.iterdir()) == []

@@ -49,7 +49,7 @@ def tile_question(op: po.Op) -> Question:
 
 
 def record_for(op: po.Op, *chosen: Pick, machine: str | None = None) -> Record:
-    key = compilation.tuning_key(op.problem(**SIZES))
+    key = op.problem(**SIZES).tuning_key
     return Record(key, "multiply", machine or compilation.machine(), chosen, 1.0, 2.0)
 
 
@@ -173,7 +173,7 @@ class Scripted:
     def __init__(self, shares: dict[str, float | str]) -> None:
         self.shares = shares
 
-    def trial(self, chosen: compilation.Picks) -> tuple[Trial, tuple[Question, ...]]:
+    def trial(self, chosen: Picks) -> tuple[Trial, tuple[Question, ...]]:
         share = 1.0
         for pick in chosen:
             value = self.shares[pick.answer]
@@ -258,9 +258,9 @@ def test_a_kernel_that_gives_another_result_is_refused() -> None:
 def test_an_op_tunes_itself_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def tune(problem: compilation.Problem, sizes: Any, **_: Any) -> None:
+    def tune(problem: Problem, sizes: Any, **_: Any) -> None:
         calls.append(problem.program.name)
-        records.add([Record(compilation.tuning_key(problem), "twice", compilation.machine(), (), 1.0, 1.0)])
+        records.add([Record(problem.tuning_key, "twice", compilation.machine(), (), 1.0, 1.0)])
 
     monkeypatch.setattr(tuning, "tune", tune)
 

@@ -16,7 +16,7 @@ from polyopt.codegen_c.llvm_text import Value
 from polyopt.codegen_c.values import Linear, both, intrinsic, lane_mask, linear, scalar_of
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Const, Op, Var
-from polyopt.loops.ir import Expr, For, If, Stmt, Store, expr_children, substatements, walk
+from polyopt.loops.ir import Expr, For, If, Stmt, Store, expr_children, stores_of, substatements
 
 MOST_COPIES = 32
 MOST_CODE = 2048
@@ -143,10 +143,6 @@ def lanes_below(x: Expressions, trip: Trip, position: Linear, lanes: int) -> Val
 
 
 # --- costs -----------------------------------------------------------------------------------------------------------
-
-
-def stores_of(statement: Stmt) -> list[Store]:
-    return [inner for inner in walk(statement) if isinstance(inner, Store)]
 
 
 def stored_buffers(statement: Stmt) -> frozenset[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from polyopt.classes import dataclass
-from polyopt.codegen_c.flatten import stores_of
 from polyopt.dsl.ir import Cast, Op, Var
 from polyopt.dtypes import DType, bf16, f16, i64
-from polyopt.loops.ir import Alloc, Expr, For, If, Load, Stmt, Store, walk, walk_expr
+from polyopt.loops.ir import Alloc, Expr, For, If, Load, Stmt, Store, stores_of, walk, walk_expr
 
 
 @dataclass(frozen=True, slots=True)

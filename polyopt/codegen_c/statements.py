@@ -20,7 +20,6 @@ from polyopt.codegen_c.flatten import (
     is_full,
     runs,
     stored_buffers,
-    stores_of,
     trip_of,
     unrolled_contexts,
     vector_contexts,
@@ -46,7 +45,7 @@ from polyopt.codegen_c.values import (
     scalar_of,
 )
 from polyopt.dsl.ir import Const
-from polyopt.loops.ir import Alloc, Block, Buffer, For, If, Stmt, Store
+from polyopt.loops.ir import Alloc, Block, Buffer, For, If, Stmt, Store, stores_of
 
 Workspace = Callable[[Buffer, Callable[[], None]], None]
 

@@ -208,9 +208,11 @@ def expr_children(expr: Expr) -> tuple[Expr, ...]:
 
 def walk_expr(expr: Expr) -> Iterator[Expr]:
     """The expression and all its sub-expressions, parents first."""
-    yield expr
-    for child in expr_children(expr):
-        yield from walk_expr(child)
+    open_: list[Expr] = [expr]
+    while open_:
+        node = open_.pop()
+        yield node
+        open_.extend(reversed(expr_children(node)))
 
 
 def substatements(statement: Stmt) -> tuple[Stmt, ...]:
@@ -234,14 +236,18 @@ def walk(statement: Stmt) -> Iterator[Stmt]:
         yield from walk(inner)
 
 
+def stores_of(statement: Stmt) -> list[Store]:
+    """All stores in the statement, in order."""
+    return [inner for inner in walk(statement) if isinstance(inner, Store)]
+
+
 def buffers_used(statement: Stmt) -> frozenset[str]:
     """Names of all buffers that are loaded from or stored to."""
     used: set[str] = set()
-    for store in walk(statement):
-        if isinstance(store, Store):
-            used.add(store.buffer)
-            for expr in (*store.indices, store.value):
-                used.update(node.buffer for node in walk_expr(expr) if isinstance(node, Load))
+    for store in stores_of(statement):
+        used.add(store.buffer)
+        for expr in (*store.indices, store.value):
+            used.update(node.buffer for node in walk_expr(expr) if isinstance(node, Load))
     return frozenset(used)
 
 

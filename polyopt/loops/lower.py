@@ -26,8 +26,10 @@ from polyopt.loops.ir import (
     If,
     LoopProgram,
     Stmt,
+    buffers_used,
     index_var,
     integer,
+    stores_of,
     walk,
 )
 from polyopt.loops.placement import Placement
@@ -168,9 +170,10 @@ class _Scanner:
 
     def scan(self, node: isl.AstNode) -> Stmt:
         body = _flat(self.node(node))
-        for buffer in self.storage.buffers:
-            if buffer.scope:
-                body = Placement(self.private(buffer), buffer.scope, self.loop_of).place(body)
+        private = [buffer for buffer in self.storage.buffers if buffer.scope]
+        uses = {id(store): buffers_used(store) for store in stores_of(body)} if private else {}
+        for buffer in private:
+            body = Placement(self.private(buffer), buffer.scope, self.loop_of, uses).place(body)
         return rename(body, frozenset(self.scop.sizes))
 
     def node(self, node: isl.AstNode, loop: str = "") -> Stmt:

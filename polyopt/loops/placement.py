@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 from polyopt.classes import dataclass
 from polyopt.dsl.ir import Op
-from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, If, Stmt, Store, buffers_used, substatements
+from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, If, Stmt, Store, substatements
 from polyopt.loops.split import as_affine
 
 
@@ -18,11 +18,13 @@ class Placement:
 
     scope:   names of the loops around the buffer, outermost first
     loop_of: the loop that each variable scans
+    uses:    the buffers that each store of the body touches, by the identity of the store
     """
 
     buffer: Buffer
     scope: tuple[str, ...]
     loop_of: Mapping[str, str]
+    uses: Mapping[int, frozenset[str]]
 
     def place(self, body: Stmt) -> Stmt:
         """`body` with the buffer allocated in it. Every use ends up inside exactly one allocation that is in
@@ -64,7 +66,7 @@ class Placement:
         if isinstance(statement, For) and outside and self.loop_of[statement.var] == outside:
             return False
         if isinstance(statement, Store):
-            return self.buffer.name in buffers_used(statement)
+            return self.buffer.name in self.uses[id(statement)]
         return any(self._is_used(inner, outside) for inner in substatements(statement))
 
     def _pieces_meet(self, statement: Stmt, loop: str) -> bool:

@@ -12,7 +12,7 @@ from polyopt import i64
 from polyopt.dsl.ir import Const
 from polyopt.dtypes import f64
 from polyopt.loops.interpret import interpret
-from polyopt.loops.ir import Alloc, Block, Buffer, For, If, LoopProgram, Stmt, walk
+from polyopt.loops.ir import Alloc, Block, Buffer, For, If, LoopProgram, Stmt, buffers_used, stores_of, walk
 from polyopt.loops.placement import Placement
 from polyopt.loops.verify import verify
 from tests.loops.nests import argument, ints, less, load, loop, op, store
@@ -31,7 +31,8 @@ def use(at: str | int) -> Stmt:
 
 
 def placed(body: Stmt, *scope: str) -> Stmt:
-    return Placement(ONE, scope, {v: v.rstrip("_0123456789") for v in ("i", "j", "i_2")}).place(body)
+    uses = {id(store): buffers_used(store) for store in stores_of(body)}
+    return Placement(ONE, scope, {v: v.rstrip("_0123456789") for v in ("i", "j", "i_2")}, uses).place(body)
 
 
 def run(body: Stmt, size: int = 4, seed: int | None = None) -> np.ndarray:
