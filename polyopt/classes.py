@@ -2,9 +2,9 @@
 
 The standard library writes and compiles the source of six methods for each class; opening the compiler, with some two
 hundred of them, spent half its time there. Here `__eq__`, `__hash__`, `__repr__` and the comparisons are functions that
-read a class's fields, and `__init__` is compiled when the first instance is made. Fields stay those of the standard
-library, so `dataclasses.replace`, `fields`, `asdict` and `is_dataclass` work as ever, and to a type checker a class is
-an ordinary one. Keyword-only fields and `InitVar` are left out, as nothing here uses them.
+read a class's fields, and `__init__` is made with the first instance, from code that all classes of one form share.
+Fields stay those of the standard library, so `dataclasses.replace`, `fields`, `asdict` and `is_dataclass` work as ever,
+and to a type checker a class is an ordinary one. Keyword-only fields and `InitVar` are left out: nothing uses them.
 docs/decisions/0022-light-dataclasses.md
 """
 
@@ -14,7 +14,9 @@ import dataclasses
 import operator
 from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError
+from functools import cache
 from reprlib import recursive_repr
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 _ORDINARY = vars(dataclasses)["_FIELD"]  # how the standard library marks a field that is no ClassVar and no InitVar
@@ -124,32 +126,61 @@ def _first_init(owner: list[Any]) -> Callable[..., None]:
 
 
 def _init_of(cls: Any) -> Callable[..., None]:
+    """`__init__` for the fields of a class: compiled once for all classes alike, and given their names."""
+    fields = [field for field in cls.__dataclass_fields__.values() if field.init or _source_of(field) != "argument"]
     frozen = cls.__setattr__ is _refuse_to_set
-    names: dict[str, Any] = {"_set": object.__setattr__, "_MISSING": MISSING}
-    parameters, lines = [], []
-    for name, field in cls.__dataclass_fields__.items():
-        value = name
+    code = _init_code(tuple((field.init, _source_of(field)) for field in fields), frozen, hasattr(cls, "__post_init__"))
+    names = {f"field{number}": field.name for number, field in enumerate(fields)}
+    named = code.replace(
+        co_varnames=tuple(names.get(name, name) for name in code.co_varnames),
+        co_names=tuple(names.get(name, name) for name in code.co_names),
+        co_consts=tuple(names.get(value, value) if isinstance(value, str) else value for value in code.co_consts),
+        co_qualname=f"{cls.__qualname__}.__init__",
+    )
+    known: dict[str, Any] = {"_set": object.__setattr__, "_MISSING": MISSING}
+    for number, field in enumerate(fields):
         if field.default_factory is not MISSING:
-            names[f"_make_{name}"] = field.default_factory
-            value = f"_make_{name}() if {name} is _MISSING else {name}" if field.init else f"_make_{name}()"
-        elif field.default is not MISSING:
-            names[f"_default_{name}"] = field.default
-            value = name if field.init else f"_default_{name}"
+            known[f"_make{number}"] = field.default_factory
         elif not field.init:
-            continue
-        if field.init:
-            default = "_MISSING" if field.default_factory is not MISSING else f"_default_{name}"
-            required = field.default is MISSING and field.default_factory is MISSING
-            parameters.append(name if required else f"{name}={default}")
-        lines.append(f"    _set(self, {name!r}, {value})" if frozen else f"    self.{name} = {value}")
-    if hasattr(cls, "__post_init__"):
-        lines.append("    self.__post_init__()")
-    exec("\n".join((f"def __init__({', '.join(('self', *parameters))}):", *lines, "    pass")), names)
-    init: Callable[..., None] = names["__init__"]
-    init.__qualname__ = f"{cls.__qualname__}.__init__"
-    init.__annotations__ = {name: field.type for name, field in cls.__dataclass_fields__.items() if field.init}
-    init.__annotations__["return"] = None
+            known[f"_default{number}"] = field.default
+    parameters = [field for field in fields if field.init]
+    optional = [_source_of(field) != "argument" for field in parameters]
+    if optional != sorted(optional):
+        raise TypeError(f"{cls.__qualname__}: a field without a default follows one that has one")
+    defaults = tuple(field.default for field, has in zip(parameters, optional) if has)  # `MISSING`: make one
+    init = FunctionType(named, known, "__init__", defaults)
+    init.__annotations__ = {field.name: field.type for field in parameters} | {"return": None}
     return init
+
+
+def _source_of(field: Field[Any]) -> str:
+    """Where the value of a field comes from when none is given."""
+    return (
+        "factory" if field.default_factory is not MISSING else "default" if field.default is not MISSING else "argument"
+    )
+
+
+@cache
+def _init_code(kinds: tuple[tuple[bool, str], ...], frozen: bool, has_post_init: bool) -> CodeType:
+    """The code of an `__init__` whose fields are called `field0`, `field1`, ...
+
+    kinds: for each field, whether it is a parameter, and the source of its value otherwise
+    """
+    parameters, lines = [], []
+    for number, (is_parameter, source) in enumerate(kinds):
+        name = f"field{number}"
+        if is_parameter:
+            parameters.append(name)
+            value = f"_make{number}() if {name} is _MISSING else {name}" if source == "factory" else name
+        else:
+            value = f"_make{number}()" if source == "factory" else f"_default{number}"
+        lines.append(f"    _set(self, {name!r}, {value})" if frozen else f"    self.{name} = {value}")
+    if has_post_init:
+        lines.append("    self.__post_init__()")
+    found: dict[str, Any] = {}
+    exec("\n".join((f"def __init__({', '.join(('self', *parameters))}):", *lines, "    pass")), found)
+    code: CodeType = found["__init__"].__code__
+    return code
 
 
 def _values_of(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:

@@ -7,12 +7,12 @@ optimisation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from polyopt.classes import dataclass
-from polyopt.codegen_c import abi, vmath, workspace
+from polyopt.codegen_c import abi, workspace
 from polyopt.codegen_c.expressions import Context, Expressions
 from polyopt.codegen_c.flatten import trip_of
 from polyopt.codegen_c.lanes import LanePlanner
@@ -23,6 +23,9 @@ from polyopt.codegen_c.values import Linear, binary, compare, convert, int64, in
 from polyopt.dsl.ir import Const
 from polyopt.dtypes import DType
 from polyopt.loops.ir import Alloc, Buffer, Expr, For, LoopProgram, buffers_used, index_var, integer, walk
+
+if TYPE_CHECKING:
+    from polyopt.codegen_c import vmath
 
 Numerics = Literal["default", "strict", "fast"]
 
@@ -106,26 +109,31 @@ class _Kernel:
 
     def text(self) -> str:
         report = _REPORT if self.module.uses("@polyopt_report") else ""
-        return self.module.text(
-            self.math.module.declarations | self.math.module.constants, self.math.helpers() + report
-        )
+        return self.module.text(self.math.declarations(), self.math.helpers() + report)
 
 
 class _Math:
-    """The vector math functions that a module uses."""
+    """The vector math functions that a module uses. They are opened with the first: few kernels use any."""
 
     def __init__(self, vector_bits: int) -> None:
-        self.module = vmath.LlvmModule(attributes=f'"prefer-vector-width"="{vector_bits}"')
+        self._attributes = f'"prefer-vector-width"="{vector_bits}"'
+        self._module: vmath.LlvmModule | None = None
 
     def call(self, f: Function, name: str, dtype: DType, operands: list[Value]) -> Value:
+        from polyopt.codegen_c import vmath
+
+        self._module = self._module or vmath.LlvmModule(attributes=self._attributes)
         lanes = max(operand.lanes for operand in operands)
         values = [splat(f, operand, lanes) for operand in operands]
-        builder = vmath.LlvmBuilder(f.pure_text, dtype, lanes, self.module)
+        builder = vmath.LlvmBuilder(f.pure_text, dtype, lanes, self._module)
         result = vmath.emit_call(builder, name, dtype, tuple(value.text for value in values))
         return f.named(result, values[0].scalar, lanes)
 
+    def declarations(self) -> Iterable[str]:
+        return self._module.declarations | self._module.constants if self._module else ()
+
     def helpers(self) -> str:
-        definitions = self.module.definitions
+        definitions = self._module.definitions if self._module else {}
         return "\n".join(definitions[name] for name in sorted(definitions))
 
 

@@ -182,9 +182,11 @@ class Function:
         if motion == "fixed":
             return self._append(self._scopes[-1], len(self._scopes) - 1, text, scalar, lanes)
         key = f"{text} @{buffer}.{self._versions.get(buffer, 0)}" if motion == "load" else text
-        lowest = max((operand.level for operand in operands), default=0)
-        for scope in reversed(self._scopes[lowest:]):
-            known = scope.known.get(key)
+        lowest = 0
+        for operand in operands:
+            lowest = max(lowest, operand.level)
+        for level in range(len(self._scopes) - 1, lowest - 1, -1):
+            known = self._scopes[level].known.get(key)
             if known is not None:  # its type is unknown where `pure_text` computed it
                 return known if known.scalar else Value(known.text, scalar, lanes, known.level)
         level = self._placement(lowest, motion, buffer)

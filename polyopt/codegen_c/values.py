@@ -232,14 +232,18 @@ class Linear:
     lane_factor: int = 0
 
     def __add__(self, other: Linear) -> Linear:
-        factors = dict(self.terms)
-        for value, factor in other.terms:
-            factors[value] = factors.get(value, 0) + factor
-        terms = ((value, factor) for value, factor in factors.items() if factor)
-        ordered = tuple(sorted(terms, key=lambda term: (term[0].level, term[0].text)))
-        return Linear(wrapped(self.constant + other.constant, 64), ordered, self.lane_factor + other.lane_factor)
+        terms = self.terms or other.terms
+        if self.terms and other.terms:
+            factors = dict(self.terms)
+            for value, factor in other.terms:
+                factors[value] = factors.get(value, 0) + factor
+            kept = [(value, factor) for value, factor in factors.items() if factor]
+            terms = tuple(sorted(kept, key=lambda term: (term[0].level, term[0].text)))
+        return Linear(wrapped(self.constant + other.constant, 64), terms, self.lane_factor + other.lane_factor)
 
     def __mul__(self, factor: int) -> Linear:
+        if factor == 1:
+            return self
         if factor == 0:
             return Linear()
         terms = tuple((value, wrapped(f * factor, 64)) for value, f in self.terms)
