@@ -24,7 +24,7 @@ from polyopt.codegen_c import emit, mapping
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
-from polyopt.fusion import attach, cascade, lift, rewrite, running
+from polyopt.fusion import attach, cascade, lift, rewrite, running, short_sums
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
 from polyopt.loops import interior
@@ -114,7 +114,7 @@ class Rewritten:
     """The program after rewrites, its scop, and what one-pass reductions ask of the fusion.
 
     rows:  for each statement of a cascade, the loops that it shares, outermost first
-    notes: a sentence for each cascade
+    notes: a sentence for each cascade and each sum that is written out
     """
 
     program: ir.Program
@@ -181,14 +181,16 @@ class Lowering:
 
     @cached_property
     def _rewritten(self) -> Rewritten:
-        plain = rewrite.rewrite(self.program, numerics=self.options.numerics)
+        short = () if self.given_up else short_sums.decide(self.program)
+        plain = rewrite.rewrite(short_sums.apply(self.program, short), numerics=self.options.numerics)
+        notes = tuple(map(str, short))
         if self.options.numerics == "strict" or self.given_up:
-            return self._extracted(plain)
+            return self._extracted(plain, notes)
         program = lift.maxima(plain)
         plans = (cascade.decide(program, tensor.name) for tensor in program.tensors)
         if not any(plan is not None for plan in plans):
-            return self._extracted(plain)
-        found = self._extracted(program)
+            return self._extracted(plain, notes)
+        found = self._extracted(program, notes)
         for tensor in program.tensors:
             plan = cascade.decide(found.program, tensor.name)
             if plan is None:
@@ -205,9 +207,10 @@ class Lowering:
                 _LOG.warning("%s: not in one pass, its parts need loops of their own: %s", self.program.name, plan)
         return found
 
-    def _extracted(self, program: ir.Program) -> Rewritten:
+    def _extracted(self, program: ir.Program, notes: tuple[str, ...] = ()) -> Rewritten:
         scop = extract.extract(program)
-        return Rewritten(program, scop, dependence.compute(scop, strict=self.options.numerics == "strict"))
+        dependences = dependence.compute(scop, strict=self.options.numerics == "strict")
+        return Rewritten(program, scop, dependences, notes=notes)
 
     @cached_property
     def _copies(self) -> Copies:

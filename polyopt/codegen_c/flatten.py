@@ -16,7 +16,7 @@ from polyopt.codegen_c.llvm_text import Value
 from polyopt.codegen_c.values import Linear, both, intrinsic, lane_mask, linear, scalar_of
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Const, Op, Var
-from polyopt.loops.ir import Expr, For, If, Stmt, Store, expr_children, stores_of, substatements
+from polyopt.loops.ir import Expr, For, If, Load, Stmt, Store, expr_children, stores_of, substatements, walk_expr
 
 MOST_COPIES = 32
 MOST_CODE = 2048
@@ -182,4 +182,14 @@ def _expr_cost(expr: Expr) -> int:
         own = 20
     elif isinstance(expr, Op) and expr.name in ("floordiv", "mod"):
         own = 1 if isinstance(expr.args[0], Var) and isinstance(expr.args[1], Const) else 8  # a tile's number: once
-    return own + sum(_expr_cost(child) for child in expr_children(expr))
+    return own + sum(_expr_cost(child) for child in expr_children(expr) if not _is_address(expr, child))
+
+
+def _is_address(expr: Expr, index: Expr) -> bool:
+    """Whether a subscript of a load is an offset that the load's address takes: no instruction of its own."""
+    if not isinstance(expr, Load) or index is expr.mask:
+        return False
+    return all(
+        isinstance(node, (Const, Var)) or (isinstance(node, Op) and node.name in ("add", "sub", "mul"))
+        for node in walk_expr(index)
+    )

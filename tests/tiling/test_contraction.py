@@ -9,6 +9,7 @@ import pytest
 
 import polyopt as po
 from polyopt import f32
+from polyopt.fusion.rewrite import rewrite
 from polyopt.poly import extract
 from polyopt.poly.roles import Roles
 from polyopt.target import Target
@@ -32,7 +33,7 @@ def channels_first(x: f32[C, H, W], weights: f32[F, C, R, S]):
 def tile_of(
     op: po.Op, lanes: str, target: Target = MACHINE, packed: tuple[int, ...] = (), **sizes: Any
 ) -> RegisterTile:
-    scop = extract.extract(op.lower(target=target, **sizes).rewritten)
+    scop = extract.extract(rewrite(op.lower(target=target, **sizes).program))  # sums as loops
     (update,) = [statement for statement in scop.statements if statement.is_update]
     roles = Roles.of(scop)
     rows = rows_along(update, roles, roles.by_statement[update.name].free, lanes)
