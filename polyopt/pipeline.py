@@ -24,7 +24,7 @@ from polyopt.codegen_c import emit, mapping
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
-from polyopt.fusion import attach, cascade, lift, rewrite, running, short_sums
+from polyopt.fusion import attach, cascade, joined, lift, rewrite, running, short_sums
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
 from polyopt.loops import interior
@@ -114,7 +114,7 @@ class Rewritten:
     """The program after rewrites, its scop, and what one-pass reductions ask of the fusion.
 
     rows:  for each statement of a cascade, the loops that it shares, outermost first
-    notes: a sentence for each cascade and each sum that is written out
+    notes: a sentence for each cascade, each joined axis and each sum that is written out
     """
 
     program: ir.Program
@@ -183,8 +183,11 @@ class Lowering:
     def _rewritten(self) -> Rewritten:
         short = () if self.given_up else short_sums.decide(self.program)
         plain = rewrite.rewrite(short_sums.apply(self.program, short), numerics=self.options.numerics)
-        notes = tuple(map(str, short))
-        if self.options.numerics == "strict" or self.given_up:
+        if self.given_up:
+            return self._extracted(plain)
+        together = self._joined(plain)
+        plain, notes = together.program, (*map(str, short), *together.notes)
+        if self.options.numerics == "strict":
             return self._extracted(plain, notes)
         program = lift.maxima(plain)
         plans = (cascade.decide(program, tensor.name) for tensor in program.tensors)
@@ -206,6 +209,13 @@ class Lowering:
             else:
                 _LOG.warning("%s: not in one pass, its parts need loops of their own: %s", self.program.name, plan)
         return found
+
+    def _joined(self, program: ir.Program) -> joined.Joined:
+        """The program with the axes as one that all arrays walk together. A GPU deals axes out to its threads apart."""
+        if self.options.target.gpu is not None:
+            return joined.Joined(program)
+        strided = {name for name, layout in self.options.layouts.items() if layout is not None}
+        return joined.join(program, strided=strided, reorder=self.options.numerics != "strict")
 
     def _extracted(self, program: ir.Program, notes: tuple[str, ...] = ()) -> Rewritten:
         scop = extract.extract(program)
@@ -417,6 +427,7 @@ class Lowering:
             parameters=self.program.parameters,
             results=self.program.results,
             strides=self.options.layouts,
+            shapes={tensor.name: tensor.shape for tensor in self.program.tensors if tensor.shape is not None},
         )
         return loops_split.split(interior.split(program))
 
@@ -504,7 +515,7 @@ class Lowering:
                     buffer.name,
                     buffer.dtype,
                     "output" if buffer.name in loops.written else "input",
-                    tuple(extent.from_expr(e) for e in buffer.shape),
+                    tuple(extent.from_expr(e) for e in buffer.callers_shape),
                     None if buffer.strides is None else tuple(extent.from_expr(e) for e in buffer.strides),
                 )
                 for buffer in loops.arguments

@@ -101,7 +101,7 @@ def sizes_of(lowering: Any, inputs: tuple[Array, ...]) -> tuple[int, ...]:
     values = {
         str(extent): length
         for buffer, array in zip(lowering.loops.arguments, inputs)
-        for extent, length in zip((e.name if hasattr(e, "name") else e for e in buffer.shape), array.shape)
+        for extent, length in zip((e.name if hasattr(e, "name") else e for e in buffer.callers_shape), array.shape)
     }
     return tuple(values[name] for name in lowering.loops.sizes)
 

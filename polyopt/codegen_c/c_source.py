@@ -142,7 +142,7 @@ class _Printer:
         """A comment that says what the arguments are."""
         lines = [f"/* {self._program.name}"]
         for buffer in self._program.arguments:
-            shape = "".join(f"[{self._x.text(extent)}]" for extent in buffer.shape) or " (one element)"
+            shape = "".join(f"[{self._x.text(extent)}]" for extent in buffer.callers_shape) or " (one element)"
             role = "result" if buffer.name in self._program.written else "input"
             layout = ", strided" if buffer.strides is not None else ""
             lines.append(f"   {self._names[buffer.name]}: {role}, {buffer.dtype}{shape}{layout}")

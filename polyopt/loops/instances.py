@@ -122,6 +122,8 @@ class Walker:
     def __post_init__(self) -> None:
         for buffer in (*self.program.arguments, *self.program.workspace):
             self.shapes[buffer.name] = 0, self._shape(buffer)
+            if buffer.given is not None and buffer.name in self.arrays:
+                self.arrays[buffer.name] = self.arrays[buffer.name].reshape(self._shape(buffer))
 
     def _shape(self, buffer: Buffer) -> Point:
         return tuple(self._integer(extent) for extent in buffer.shape)

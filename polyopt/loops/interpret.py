@@ -69,6 +69,7 @@ def interpret(
         machine.allocate(buffer, environment)
     with np.errstate(all="ignore"):
         machine.action(program.body)(environment)
+    machine.hand_back()
     if machine.error is not None:
         raise machine.error
 
@@ -92,26 +93,41 @@ class _Machine:
         self._random = random
         self._functions = functions
         self._storage: dict[str, _Storage] = {}
+        self._copies: list[tuple[Array, Array]] = []
         self._statement = ""
 
     # --- buffers ----------------------------------------------------------------------------------------------
 
     def bind(self, buffer: Buffer, array: Array, environment: Environment, *, is_result: bool) -> None:
         """Uses the caller's array. Raises `ShapeError` where it is not what the buffer says."""
-        shape = self._shape(buffer, environment)
-        if array.shape != shape or array.dtype != buffer.dtype.numpy:
+        needed = self._values(buffer.callers_shape, environment)
+        if array.shape != needed or array.dtype != buffer.dtype.numpy:
             raise ShapeError(
-                f"'{buffer.name}' is {array.dtype}{list(array.shape)}, but {buffer.dtype}{list(shape)} is needed",
-                facts={"argument": buffer.name, "shape": array.shape, "needed": shape},
+                f"'{buffer.name}' is {array.dtype}{list(array.shape)}, but {buffer.dtype}{list(needed)} is needed",
+                facts={"argument": buffer.name, "shape": array.shape, "needed": needed},
             )
+        shape = self._shape(buffer, environment)
+        if shape != needed:
+            joined = array.reshape(shape)
+            if is_result and not np.may_share_memory(joined, array):
+                self._copies.append((array, joined))
+            array = joined
         self._storage[buffer.name] = _Storage(array, np.zeros(shape, bool) if is_result else None)
+
+    def hand_back(self) -> None:
+        """Gives the caller the results whose dimensions could not be joined where they lie."""
+        for array, joined in self._copies:
+            array[...] = joined.reshape(array.shape)
 
     def allocate(self, buffer: Buffer, environment: Environment) -> None:
         shape = self._shape(buffer, environment)
         self._storage[buffer.name] = _Storage(_poisoned(shape, buffer.dtype), np.zeros(shape, bool))
 
     def _shape(self, buffer: Buffer, environment: Environment) -> tuple[int, ...]:
-        return tuple(int(self.value(extent)(environment)) for extent in buffer.shape)
+        return self._values(buffer.shape, environment)
+
+    def _values(self, extents: Sequence[Expr], environment: Environment) -> tuple[int, ...]:
+        return tuple(int(self.value(extent)(environment)) for extent in extents)
 
     def _locate(self, buffer: str, index: tuple[int, ...], verb: str) -> _Storage:
         storage = self._storage[buffer]

@@ -63,6 +63,7 @@ class Buffer:
     space:   "argument": the caller's array; "workspace": heap, part of the kernel's one workspace block;
              "local": private to one iteration of the loops around its `Alloc`, small, on the stack
     aligned: the base address and every row are a multiple of 64 bytes (never for arguments unless tested)
+    given:   shape of the caller's array where it is not `shape`: some of its dimensions are one here
     """
 
     name: str
@@ -71,6 +72,12 @@ class Buffer:
     space: Literal["argument", "workspace", "local"]
     strides: tuple[Expr, ...] | None = None
     aligned: bool = False
+    given: tuple[Expr, ...] | None = None
+
+    @property
+    def callers_shape(self) -> tuple[Expr, ...]:
+        """Extents of the array that the caller has."""
+        return self.shape if self.given is None else self.given
 
 
 @dataclass(frozen=True, slots=True)

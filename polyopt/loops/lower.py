@@ -55,16 +55,18 @@ def lower(
     parameters: Sequence[str],
     results: Sequence[str],
     strides: Mapping[str, tuple[int, ...] | None],
+    shapes: Mapping[str, tuple[Affine, ...]] | None = None,
 ) -> LoopProgram:
     """The loop program of a mapped tree.
 
     parameters, results: the arguments, in call order
     strides: bytes per dimension of an argument; None, or absent, for C-contiguous. With symbolic sizes a strided
              argument's strides become run-time parameters `x_stride0`, ...
+    shapes:  of the arguments as the caller has them, where dimensions are joined
     """
     scanner = _Scanner(scop, tree, storage)
     body = scanner.scan(ast(scop, tree))
-    arguments, extra = _arguments(scop, [*parameters, *results], strides)
+    arguments, extra = _arguments(scop, [*parameters, *results], strides, shapes or {})
     written = tuple(results)
     return LoopProgram(
         scop.name,
@@ -110,7 +112,10 @@ def _separated(node: isl.ScheduleNode, flat: set[str]) -> isl.ScheduleNode:
 
 
 def _arguments(
-    scop: Scop, names: Sequence[str], strides: Mapping[str, tuple[int, ...] | None]
+    scop: Scop,
+    names: Sequence[str],
+    strides: Mapping[str, tuple[int, ...] | None],
+    shapes: Mapping[str, tuple[Affine, ...]],
 ) -> tuple[tuple[Buffer, ...], tuple[str, ...]]:
     buffers: list[Buffer] = []
     extra: list[str] = []
@@ -118,6 +123,8 @@ def _arguments(
         array = scop.array(name)
         given = strides.get(name)
         chosen: tuple[Expr, ...] | None = None
+        outside = shapes.get(name, array.shape)
+        assert given is None or outside == array.shape, f"'{name}' has strides, so its dimensions stay apart"
         if given is not None and scop.sizes:
             own = tuple(f"{name}_stride{d}" for d in range(len(array.shape)))
             extra += own
@@ -125,7 +132,8 @@ def _arguments(
         elif given is not None:
             chosen = tuple(integer(stride) for stride in given)
         shape = tuple(affine_expr(extent) for extent in array.shape)
-        buffers.append(Buffer(name, array.dtype, shape, "argument", chosen))
+        callers = None if outside == array.shape else tuple(affine_expr(extent) for extent in outside)
+        buffers.append(Buffer(name, array.dtype, shape, "argument", chosen, given=callers))
     return tuple(buffers), tuple(extra)
 
 

@@ -41,7 +41,7 @@ def run(loops: LoopProgram, inputs: Arrays, sizes: Mapping[str, int] | None = No
     results = {}
     for buffer in loops.arguments:
         if buffer.name in loops.written:
-            shape = tuple(_value(extent, known) for extent in buffer.shape)
+            shape = tuple(_value(extent, known) for extent in buffer.callers_shape)
             results[buffer.name] = np.zeros(shape, buffer.dtype.numpy)
     interpret(loops, {**inputs, **results}, known, seed=seed)
     return results

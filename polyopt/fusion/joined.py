@@ -1,0 +1,293 @@
+"""Neighbouring axes that every array walks together become one axis.
+
+The rows and columns of an image under a 1 x 1 convolution, the batch and the positions of a linear layer, two summed
+axes of a tensor contraction: where each array that knows one of two axes has both, alone in neighbouring dimensions,
+and the inner one runs along the whole dimension, `h * W + w` is one axis and the two dimensions are one. Nothing else
+changes, but loops are long where they were cut into short ones: register tiles, lanes and panels have fewer edges.
+
+The arrays stay where they are, so a dimension is joined only where its elements surely follow those of the dimension
+outside it: never in an argument that was given with strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import field, replace
+
+from polyopt.classes import dataclass
+from polyopt.dsl import ir
+from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis, condition_affines
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The program with its joined axes, and a sentence for each."""
+
+    program: ir.Program
+    notes: tuple[str, ...] = ()
+
+
+def join(program: ir.Program, *, strided: Collection[str], reorder: bool) -> Joined:
+    """The program with all axes joined that its sums can do without.
+
+    strided: the arguments whose elements do not follow one another
+    reorder: whether the terms of a sum may be added in another order
+    """
+    notes: list[str] = []
+    refused: set[tuple[str, str, str]] = set()
+    while True:
+        found = _first(program, strided, refused, reorder=reorder)
+        if found is None:
+            return Joined(program, tuple(notes))
+        program, note = _applied(program, found)
+        notes.append(note)
+
+
+@dataclass(slots=True)
+class _Class:
+    """Axes and dimensions that are joined together, or not at all.
+
+    width:      extent of each inner axis and dimension
+    axes:       by name of an equation, its pairs of an outer and an inner axis
+    dimensions: by tensor, the outer ones of pairs
+    """
+
+    width: int
+    axes: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
+    dimensions: dict[str, set[int]] = field(default_factory=dict)
+
+
+def _first(
+    program: ir.Program, strided: Collection[str], refused: set[tuple[str, str, str]], *, reorder: bool
+) -> _Class | None:
+    """What some pair of axes of some sum needs, if all of it can be joined. refused: pairs that cannot; gains more"""
+    for equation in program.equations:
+        if not _sums(equation):
+            continue
+        for reference in _references(equation):
+            for outer, inner in zip(reference.subscripts, reference.subscripts[1:]):
+                pair = _pair(outer, inner)
+                if pair is None or (equation.name, *pair) in refused:
+                    continue
+                found = _closure(program, equation, pair, strided, reorder=reorder)
+                if found is not None:
+                    return found
+                refused.add((equation.name, *pair))
+    return None
+
+
+def _sums(equation: ir.Equation) -> bool:
+    return equation.is_accumulation or any(isinstance(node, ir.Reduce) for node in ir.walk(equation.value))
+
+
+def _pair(outer: ir.Subscript, inner: ir.Subscript) -> tuple[str, str] | None:
+    """The names of two axes that are all there is in two subscripts."""
+    names = _alone(outer), _alone(inner)
+    return (names[0], names[1]) if names[0] is not None and names[1] is not None and names[0] != names[1] else None
+
+
+def _alone(subscript: ir.Subscript) -> str | None:
+    if isinstance(subscript, Affine) and len(subscript.terms) == 1:
+        atom, factor = subscript.terms[0]
+        if isinstance(atom, AxisRef) and factor == 1 and subscript.constant == 0:
+            return atom.name
+    return None
+
+
+# --- what belongs together --------------------------------------------------------------------------------------------
+
+
+def _closure(
+    program: ir.Program, equation: ir.Equation, pair: tuple[str, str], strided: Collection[str], *, reorder: bool
+) -> _Class | None:
+    """All that has to be joined with a pair of axes; None where some of it cannot be."""
+    width = _whole_extent(equation, pair[1])
+    if width is None:
+        return None
+    found = _Class(width)
+    work: list[tuple[ir.Equation, tuple[str, str]]] = [(equation, pair)]
+    while work:
+        equation, pair = work.pop()
+        pairs = found.axes.setdefault(equation.name, set())
+        if pair in pairs:
+            continue
+        if any({*pair} & {*other} for other in pairs) or not _can_be_one(equation, pair, width, reorder=reorder):
+            return None
+        pairs.add(pair)
+        for reference in _references(equation):
+            places = [n for n, s in enumerate(reference.subscripts) if isinstance(s, Affine) and axes_of(s) & {*pair}]
+            if not places:
+                continue
+            first = places[0]
+            if places != [first, first + 1] or _pair(*reference.subscripts[first : first + 2]) != pair:
+                return None
+            dimensions = found.dimensions.setdefault(reference.tensor, set())
+            if first in dimensions:
+                continue
+            if {first - 1, first + 1} & dimensions or reference.tensor in strided:
+                return None
+            dimensions.add(first)
+            shape = program.tensor(reference.tensor).shape
+            if shape is None or shape[first + 1] != Affine(width):
+                return None
+            for user in program.equations:
+                for other in _references(user):
+                    if other.tensor != reference.tensor:
+                        continue
+                    own = _pair(*other.subscripts[first : first + 2])
+                    is_plain = other.boundary is None and all(isinstance(s, Affine) for s in other.subscripts)
+                    if own is None or not is_plain:
+                        return None
+                    work.append((user, own))
+    return found
+
+
+def _can_be_one(equation: ir.Equation, pair: tuple[str, str], width: int, *, reorder: bool) -> bool:
+    """Whether the equation knows the two axes only together, in subscripts."""
+    outer, inner = pair
+    if _whole_extent(equation, inner) != width:
+        return False
+    for axes in _axis_lists(equation):
+        names = [a.name for a in axes]
+        if (outer in names) != (inner in names):
+            return False
+        if inner in names and not reorder and names.index(inner) != names.index(outer) + 1:
+            return False
+    return not any(axes_of(affine) & {*pair} for affine in _other_affines(equation))
+
+
+def _whole_extent(equation: ir.Equation, name: str) -> int | None:
+    """The number of points of an axis that runs from 0 to a number wherever it is bound."""
+    widths: set[int | None] = set()
+    for one in (one for axes in _axis_lists(equation) for one in axes if one.name == name):
+        constants = one.is_resolved and all(bound.is_constant for bound in (*one.lower, *one.upper))
+        from_zero = constants and max(bound.constant for bound in one.lower) == 0
+        widths.add(min(bound.constant for bound in one.upper) if from_zero else None)
+    return widths.pop() if len(widths) == 1 else None
+
+
+def _axis_lists(equation: ir.Equation) -> Iterator[tuple[ir.Axis, ...]]:
+    yield equation.axes
+    yield equation.reduce_axes
+    for expr in _values(equation):
+        yield from (node.axes for node in ir.walk(expr) if isinstance(node, ir.Reduce))
+
+
+def _values(equation: ir.Equation) -> Iterator[ir.Expr]:
+    """The value and the data subscripts of the left side."""
+    yield equation.value
+    yield from (s.value for s in equation.subscripts if isinstance(s, ir.DataIndex))
+
+
+def _references(equation: ir.Equation) -> Iterator[ir.Read]:
+    """Every read, and the left side as if it were one."""
+    yield ir.Read(equation.tensor, equation.subscripts, equation.value.dtype)
+    for expr in _values(equation):
+        yield from ir.reads(expr)
+
+
+def _other_affines(equation: ir.Equation) -> Iterator[Affine]:
+    """What an equation says of its axes elsewhere than in subscripts."""
+    yield from condition_affines(equation.guard)
+    for node in (node for expr in _values(equation) for node in ir.walk(expr)):
+        match node:
+            case ir.IndexValue(affine):
+                yield affine
+            case ir.Where(condition) | ir.Reduce(guard=condition):
+                yield from condition_affines(condition)
+            case _:
+                pass
+
+
+# --- joining ----------------------------------------------------------------------------------------------------------
+
+
+def _applied(program: ir.Program, found: _Class) -> tuple[ir.Program, str]:
+    """The program with the axes and dimensions of a class joined, and a sentence about it."""
+    tensors = tuple(_with_shape(t, found.dimensions.get(t.name, set()), found.width) for t in program.tensors)
+    taken = {a.name for e in program.equations for axes in _axis_lists(e) for a in axes} | set(program.sizes)
+    equations: list[ir.Equation] = []
+    note = ""
+    for equation in program.equations:
+        names = {pair: _fresh("_".join(pair), taken) for pair in sorted(found.axes.get(equation.name, ()))}
+        if names:
+            pair, *_ = names
+            note = note or (
+                f"{pair[0]} and {pair[1]} run as one axis: in {', '.join(sorted(found.dimensions))} "
+                f"the next {found.width} points of {pair[1]} follow where the last end"
+            )
+            equation = _Joiner(found, names).equation(equation)
+        equations.append(equation)
+    return replace(program, tensors=tensors, equations=tuple(equations)), note
+
+
+def _with_shape(tensor: ir.Tensor, dimensions: set[int], width: int) -> ir.Tensor:
+    if not dimensions:
+        return tensor
+    assert tensor.shape is not None, "shapes are resolved"
+    shape = tuple(
+        extent * width if n in dimensions else extent
+        for n, extent in enumerate(tensor.shape)
+        if n - 1 not in dimensions
+    )
+    return replace(tensor, shape=shape, rank=len(shape))
+
+
+@dataclass(frozen=True, slots=True)
+class _Joiner:
+    """Writes one equation with its joined axes. names: of the joined axis, by pair"""
+
+    found: _Class
+    names: dict[tuple[str, str], str]
+
+    def equation(self, equation: ir.Equation) -> ir.Equation:
+        return replace(
+            equation,
+            axes=self.axes(equation.axes),
+            reduce_axes=self.axes(equation.reduce_axes),
+            subscripts=self.subscripts(equation.tensor, equation.subscripts),
+            value=self.value(equation.value),
+        )
+
+    def axes(self, axes: tuple[ir.Axis, ...]) -> tuple[ir.Axis, ...]:
+        inner = {pair[1] for pair in self.names}
+        outer = {pair[0]: name for pair, name in self.names.items()}
+
+        def one(axis: ir.Axis) -> ir.Axis:
+            if axis.name not in outer:
+                return axis
+            lower, upper = (tuple(b * self.found.width for b in bounds) for bounds in (axis.lower, axis.upper))
+            return ir.Axis(outer[axis.name], lower, upper)
+
+        return tuple(one(axis) for axis in axes if axis.name not in inner)
+
+    def subscripts(self, tensor: str, subscripts: tuple[ir.Subscript, ...]) -> tuple[ir.Subscript, ...]:
+        dimensions = self.found.dimensions.get(tensor, set())
+        joined: list[ir.Subscript] = []
+        for n, subscript in enumerate(subscripts):
+            if n in dimensions:
+                pair = _pair(subscript, subscripts[n + 1])
+                assert pair is not None, "joined dimensions have an axis each"
+                joined.append(axis(self.names[pair]))
+            elif n - 1 not in dimensions:
+                joined.append(
+                    ir.DataIndex(self.value(subscript.value)) if isinstance(subscript, ir.DataIndex) else subscript
+                )
+        return tuple(joined)
+
+    def value(self, expr: ir.Expr) -> ir.Expr:
+        match expr:
+            case ir.Read(tensor, subscripts):
+                return replace(expr, subscripts=self.subscripts(tensor, subscripts))
+            case ir.Reduce(body=body, axes=axes):
+                return replace(expr, body=self.value(body), axes=self.axes(axes))
+            case _:
+                return ir.rebuild(expr, self.value)
+
+
+def _fresh(name: str, taken: Collection[str]) -> str:
+    candidate, number = name, 1
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
