@@ -138,7 +138,9 @@ class GpuLowering(Lowering):
             results=self.program.results,
             strides=self.options.layouts,
         )
-        loops = partition.partition(loops_split.split(loops), reorderable=self.options.numerics != "strict")
+        loops = partition.partition(
+            loops_split.split(loops), reorderable=self.options.numerics != "strict", blocks=self.gpu.sms
+        )
         cuda = cuda_emit.emit(loops, contract=self.options.numerics != "strict")
         decided = GpuDecided(TilingPlan(()), mapped, tree, schedule, places, loops, cuda, "; ".join(failures))
         return replace(decided, proof=self._prove(decided, self.dependences))

@@ -41,10 +41,17 @@ def _meet(one: Touch, other: Touch) -> bool:
     return one.owner is None or one.owner != other.owner
 
 
-def touches(statement: Stmt, nest: Sequence[For], private: Collection[str], *, leader: bool = False) -> Iterator[Touch]:
+def touches(
+    statement: Stmt,
+    nest: Sequence[For],
+    private: Collection[str],
+    *,
+    leader: bool = False,
+    lanes: Collection[str] = (),
+) -> Iterator[Touch]:
     """The accesses of what threads do inside the block loops of a nest, without buffers that are each thread's own.
 
-    leader: one thread does all of it
+    leader: one thread does all of it; lanes: variables of loops over as many neighbors as a loop around steps by
     """
     for store in _stores(statement):
         found = [(store.buffer, store.indices, True)]
@@ -54,30 +61,33 @@ def touches(statement: Stmt, nest: Sequence[For], private: Collection[str], *, l
             found += [(load.buffer, load.indices, False) for load in walk_expr(expr) if isinstance(load, Load)]
         for buffer, indices, writes in found:
             if buffer not in private:
-                yield Touch(buffer, writes, LEADER if leader else _owner(indices, nest))
+                yield Touch(buffer, writes, LEADER if leader else _owner(indices, nest, lanes))
     for condition in _conditions(statement):
         for load in walk_expr(condition):
             if isinstance(load, Load) and load.buffer not in private:
-                yield Touch(load.buffer, False, LEADER if leader else _owner(load.indices, nest))
+                yield Touch(load.buffer, False, LEADER if leader else _owner(load.indices, nest, lanes))
 
 
-def _owner(indices: tuple[Expr, ...], nest: Sequence[For]) -> tuple[object, ...] | None:
+def _owner(indices: tuple[Expr, ...], nest: Sequence[For], lanes: Collection[str]) -> tuple[object, ...] | None:
     if not nest:
         return None
     names = {loop.var: index_var(f"thread {depth}") for depth, loop in enumerate(nest)}
-    if not all(any(_is_shifted(index, loop.var) for index in indices) for loop in nest):
+    if not all(any(_is_shifted(index, loop.var, lanes) for index in indices) for loop in nest):
         return None
     dealt = tuple((loop.lower, loop.step, loop.chunk) for loop in nest)
-    return (dealt, tuple(substitute(index, dict(names)) for index in indices))
+    here = {**dict.fromkeys(lanes, index_var("lane")), **names}
+    return (dealt, tuple(substitute(index, dict(here)) for index in indices))
 
 
-def _is_shifted(index: Expr, var: str) -> bool:
-    """Whether an index is the variable, plus or minus a constant."""
+def _is_shifted(index: Expr, var: str, lanes: Collection[str]) -> bool:
+    """Whether an index is the variable, plus or minus a constant, or plus the place in a vector."""
     match index:
         case Var(name):
             return name == var
-        case Op("add" | "sub", (Var(name), Const())):
-            return name == var
+        case Op("add" | "sub", (left, Const())):
+            return _is_shifted(left, var, lanes)
+        case Op("add", (left, Var(lane))) if lane in lanes:
+            return _is_shifted(left, var, lanes)
         case _:
             return False
 

@@ -31,6 +31,7 @@ from polyopt.codegen_cuda.shapes import (
 )
 from polyopt.codegen_cuda.source import RECORD, CudaKernel
 from polyopt.codegen_cuda.threads import INDENT, Hoisted, Names, comment, indented
+from polyopt.codegen_cuda.vectors import note
 from polyopt.dsl.ir import Const, Reducer, Var
 from polyopt.dtypes import bool_
 from polyopt.errors import ScheduleError
@@ -67,6 +68,7 @@ class KernelPrinter(LaunchPrinter):
         self._shared_lines: list[str] = []
         self._shared_bytes = 0
         self._in_loop = 0
+        self._lane_vars = {loop.var for loop in walk(self._body) if isinstance(loop, For) and loop.kind == "vector"}
 
     @property
     def threads(self) -> int:
@@ -151,15 +153,17 @@ class KernelPrinter(LaunchPrinter):
         while isinstance(inner, For) and inner.kind == "block":
             nest.append(inner)
             inner = inner.body
-        extents = [as_number(folded("sub", one.upper, one.lower)) or 0 for one in nest]
+        extents = [(as_number(folded("sub", one.upper, one.lower)) or 0) // one.step for one in nest]
         total, index = prod(extents), f"{self._var(nest[0])}_all"
         start = self._thread_in_group(0)
         yield f"for (int {index} = {start}; {index} < {total}; {index} += {self.threads}) {{"
         below = total
         for one, extent in zip(nest, extents, strict=True):
+            note(self._known, one)
             below //= max(extent, 1)
             text = index if below == 1 else f"{index} / {below}"
             text = text if one is nest[0] else f"{text} % {extent}"
+            text = text if one.step == 1 else f"{text} * {one.step}"
             yield f"{INDENT}const int {self._var(one)} = {text};"
         yield from indented(self._thread(inner))
         yield "}"
@@ -296,9 +300,10 @@ class KernelPrinter(LaunchPrinter):
                                     if isinstance(load, Load) and load.buffer not in private:
                                         yield Touch(load.buffer, False, None)
                         else:
-                            yield from touches(store, nest, private)
+                            yield from touches(store, nest, private, lanes=self._lane_vars)
                     if isinstance(store, If):
-                        yield from touches(replace(store, then=Block(()), otherwise=None), nest, private)
+                        test = replace(store, then=Block(()), otherwise=None)
+                        yield from touches(test, nest, private, lanes=self._lane_vars)
             case Block() | For() | Alloc() | If():
                 if isinstance(statement, If):
                     yield from touches(replace(statement, then=Block(()), otherwise=None), (), private)
@@ -352,6 +357,7 @@ class KernelPrinter(LaunchPrinter):
             yield from lines
             return
         loop, rest = nest[0], nest[1:]
+        note(self._known, loop)
         name, coordinate = self._var(loop), self._coordinate(depth)
         exact = as_number(folded("sub", loop.upper, loop.lower))
         most = as_number(count(loop, self._x.ranges))

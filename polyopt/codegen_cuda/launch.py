@@ -12,7 +12,9 @@ from polyopt.codegen_cuda.shapes import (
     exprs,
 )
 from polyopt.codegen_cuda.source import RECORD
-from polyopt.codegen_cuda.threads import Names, ThreadPrinter, comment
+from polyopt.codegen_cuda.threads import Names, comment
+from polyopt.codegen_cuda.vector_text import VectorPrinter
+from polyopt.codegen_cuda.vectors import note
 from polyopt.dsl.ir import Const, Op, Var
 from polyopt.loops.ir import (
     Expr,
@@ -33,7 +35,7 @@ NARROW = 1 << 31
 MOST_BLOCKS_YZ = 65535
 
 
-class LaunchPrinter(ThreadPrinter):
+class LaunchPrinter(VectorPrinter):
     """Prints what stands before a kernel's statements."""
 
     def __init__(self, shared: Names, reductions: Reductions, statement: Stmt) -> None:
@@ -169,6 +171,7 @@ class LaunchPrinter(ThreadPrinter):
 
     def _block_lines(self, places: Sequence[str], lines: list[str]) -> list[str]:
         for loop, place in zip(self._grid, places, strict=True):
+            note(self._known, loop)
             lines.append(f"const {self._index} {self._var(loop)} = {self._start(loop, place)};{comment(loop)}")
             depends = {node.name for e in (loop.lower, loop.upper) for node in walk_expr(e) if isinstance(node, Var)}
             if depends & {other.var for other in self._grid}:

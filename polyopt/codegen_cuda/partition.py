@@ -14,6 +14,7 @@ from typing import assert_never
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda import staging
 from polyopt.codegen_cuda.intervals import Interval, as_number, folded, interval
+from polyopt.codegen_cuda.vectors import Vectors
 from polyopt.dsl.ir import Op
 from polyopt.dtypes import bool_, i64
 from polyopt.loops.ir import (
@@ -32,17 +33,21 @@ from polyopt.loops.ir import (
 )
 
 
-def partition(program: LoopProgram, *, reorderable: bool = True) -> LoopProgram:
+def partition(program: LoopProgram, *, reorderable: bool = True, blocks: int = 1) -> LoopProgram:
     """The program as kernels. Its body is, on the host, blocks, serial loops and branches; a grid loop starts a kernel,
     and so does what has no grid loop in it.
 
-    reorderable: whether the order of a sum may change
+    reorderable: whether the order of a sum may change; blocks: how many keep the GPU busy
     """
     used = {loop.var for loop in walk(program.body) if isinstance(loop, For)} | set(program.sizes)
     used |= {buffer.name for buffer in (*program.arguments, *program.workspace)}
     used |= {inner.buffer.name for inner in walk(program.body) if isinstance(inner, Alloc)}
-    cutter = _Cutter(used, reorderable)
+    allocated = [inner.buffer for inner in walk(program.body) if isinstance(inner, Alloc)]
+    buffers = {b.name: b for b in (*program.arguments, *program.workspace, *allocated)}
+    cutter = _Cutter(used, reorderable, blocks, buffers)
     body = cutter.host(program.body)
+    buffers.update({inner.buffer.name: inner.buffer for inner in walk(body) if isinstance(inner, Alloc)})
+    body = cutter.vectors.everywhere(body)
     return replace(program, body=body, workspace=(*program.workspace, *cutter.hoisted))
 
 
@@ -59,7 +64,13 @@ BLOCK_POINTS = 256
 class _Cutter:
     used: set[str]
     reorderable: bool
+    blocks: int
+    buffers: dict[str, Buffer]
     hoisted: list[Buffer] = field(default_factory=list)
+    vectors: Vectors = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.vectors = Vectors(self.buffers, self.fresh)
 
     def host(self, statement: Stmt) -> Stmt:
         if not has_grid(statement):
@@ -77,6 +88,7 @@ class _Cutter:
                 return replace(statement, then=self.host(then), otherwise=other)
             case Alloc(buffer, body):
                 self.hoisted.append(replace(buffer, space="workspace"))
+                self.buffers[buffer.name] = self.hoisted[-1]
                 return self.host(body)
             case Store():
                 return statement
@@ -94,10 +106,11 @@ class _Cutter:
     def tiled(self, loops: tuple[For, ...], body: Stmt) -> Stmt:
         """Loops over tiles outside, over the points of a tile inside."""
         if prod(loop.chunk for loop in loops) > BLOCK_POINTS:
-            staged = staging.staged(loops, body, self.fresh, reorderable=self.reorderable)
+            staged = staging.staged(loops, body, self.vectors, reorderable=self.reorderable)
             if staged is not None:
                 return staged
             loops = _one_point_each(loops)
+        width, threads, body = self.spread(loops, body)
         ranges: dict[str, Interval] = {}
         points: list[For] = []
         outer: list[For] = []
@@ -108,6 +121,8 @@ class _Cutter:
                 points.append(loop)
                 ranges[loop.var] = index_var(loop.var), index_var(loop.var)
                 continue
+            if loop is loops[-1] and width > 1:
+                loop = replace(loop, step=width, chunk=threads)
             size = loop.chunk * loop.step
             name = self.fresh(f"{loop.var}_block")
             end = folded("add", index_var(name), integer(size))
@@ -117,6 +132,21 @@ class _Cutter:
             points.append(replace(loop, kind="block", lower=index_var(name), upper=end))
             ranges[loop.var] = index_var(name), folded("sub", end, integer(1))
         return _joined(loops, outer, points, body)
+
+    def spread(self, loops: tuple[For, ...], body: Stmt) -> tuple[int, int, Stmt]:
+        """How many neighbors along the last loop a thread takes, the threads along it, and what a thread does."""
+        last = loops[-1]
+        if last.chunk == 1 or any(isinstance(inner, For) and inner.kind == "block" for inner in walk(body)):
+            return 1, last.chunk, body
+        vectors = self.vectors
+        vectors.known.clear()
+        width = vectors.widest(last, body, last.chunk)
+        spread = vectors.spread(body, last.var, width) if width > 1 else None
+        if spread is None:
+            return 1, last.chunk, body
+        counts = [as_number(folded("sub", loop.upper, loop.lower)) for loop in loops]
+        groups = prod(-(-(count or 0) // (loop.chunk * loop.step)) for count, loop in zip(counts, loops))
+        return width, last.chunk if groups >= width * self.blocks else last.chunk // width, spread
 
     def fresh(self, name: str) -> str:
         candidate, number = name, 1

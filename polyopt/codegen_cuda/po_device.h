@@ -195,6 +195,11 @@ PO_DEVICE bool po_inside(int64_t index, int64_t extent, int64_t site, int64_t *r
   }
   return false;
 }
+// The elements of a vector as registers one after the other.
+template <class T, int N> PO_DEVICE void po_unpack(T *registers, const po_vec<T, N> &value) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) registers[i] = value.v[i];
+}
 PO_DEVICE float po_round_bf16(float x) { return po_from_bf16(po_to_bf16(x)); }
 PO_DEVICE float po_round_f16(float x) { return po_from_f16(po_to_f16(x)); }
 template <class A, class B> PO_DEVICE auto po_min(A a, B b) { return a < b ? a : b; }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from polyopt.codegen_cuda.intervals import Interval, as_number, folded, interval
-from polyopt.dsl.ir import Const, Op, Var
+from polyopt.dsl.ir import Cast, Const, Op, Var
 from polyopt.errors import ScheduleError
 from polyopt.loops.ir import (
     Alloc,
@@ -52,6 +53,9 @@ def _paths(statement: Stmt, outside: tuple[int, ...]) -> Iterator[tuple[int, ...
 def count(loop: For, ranges: Mapping[str, Interval]) -> Expr:
     """How many iterations a loop has at most."""
     upper = loop.upper
+    exact = as_number(folded("sub", upper, loop.lower))
+    if exact is not None:
+        return integer(-(-exact // loop.step))
     if isinstance(upper, Op) and upper.name == "minimum":
         counts = [as_number(folded("sub", arg, loop.lower)) for arg in upper.args]
         known = [count for count in counts if count is not None]
@@ -146,3 +150,20 @@ def exprs(statement: Stmt) -> Iterator[Expr]:
             yield from (*statement.indices, statement.value)
         case _:
             return
+
+
+def replaced(expr: Expr, change: Callable[[Load], Expr | None]) -> Expr:
+    """The expression with loads replaced where `change` gives something else."""
+    match expr:
+        case Load():
+            other = change(expr)
+            if other is not None:
+                return other
+            mask = None if expr.mask is None else replaced(expr.mask, change)
+            return replace(expr, indices=tuple(replaced(i, change) for i in expr.indices), mask=mask)
+        case Op(args=args):
+            return replace(expr, args=tuple(replaced(arg, change) for arg in args))
+        case Cast(arg=arg):
+            return replace(expr, arg=replaced(arg, change))
+        case Const() | Var():
+            return expr

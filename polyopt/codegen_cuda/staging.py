@@ -9,13 +9,17 @@ stored, so that only the stores are guarded. Sources: [PPCG13] for footprints, [
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from math import gcd
 
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda.intervals import as_number, folded
-from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
-from polyopt.dtypes import bool_, i64
+from polyopt.codegen_cuda.shapes import replaced
+from polyopt.codegen_cuda.tiles import SIDE, Copy, Side, below, extent
+from polyopt.codegen_cuda.vectors import VECTOR_BYTES, Vectors
+from polyopt.dsl.ir import Op, Reducer, Var
+from polyopt.dtypes import i64
 from polyopt.loops.ir import (
     Alloc,
     Block,
@@ -24,6 +28,7 @@ from polyopt.loops.ir import (
     For,
     If,
     Load,
+    LoopKind,
     Stmt,
     Store,
     index_var,
@@ -33,16 +38,14 @@ from polyopt.loops.ir import (
 )
 from polyopt.loops.scan import both
 
-SIDE = 16
-"""Threads along each side of a block's tile."""
-
 STAGE_BYTES = 64
 """Bytes along the sum of one piece of an operand: half a line of cache."""
 
 TOGETHER = 0
 """How many threads share a loop inside a thread: all of the block, which come by together."""
 
-Fresh = Callable[[str], str]
+UNROLLED = 1024
+"""Steps of a thread in a piece of the sum that are written out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,32 +59,7 @@ class _Sum:
     local: tuple[Buffer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One loop of the tile. tile: variable of the first point; thread, place: which points are a thread's"""
-
-    loop: For
-    tile: str
-    thread: str
-    place: str
-    points: int
-
-    @property
-    def local(self) -> Expr:
-        """A point's place in the tile."""
-        return Op("add", (index_var(self.thread), Op("mul", (index_var(self.place), integer(SIDE)), i64)), i64)
-
-    @property
-    def value(self) -> Expr:
-        return Op("add", (index_var(self.tile), self.local), i64)
-
-    @property
-    def inside(self) -> Expr | None:
-        """That a point exists; None where tiles divide the loop."""
-        return _below(self.value, self.loop, self.points)
-
-
-def staged(loops: Sequence[For], body: Stmt, fresh: Fresh, *, reorderable: bool) -> Stmt | None:
+def staged(loops: Sequence[For], body: Stmt, vectors: Vectors, *, reorderable: bool) -> Stmt | None:
     """The nest by tiles of its two loops that have more than one point per block; None where it does not suit.
 
     reorderable: whether the loops of the sum may change places
@@ -93,11 +71,19 @@ def staged(loops: Sequence[For], body: Stmt, fresh: Fresh, *, reorderable: bool)
     depth = _tiled_loop(found, reorderable=reorderable)
     if depth is None:
         return None
+    fresh = vectors.fresh
     rows, columns = (
-        _Side(loop, fresh(f"{loop.var}_block"), fresh(f"{side}"), fresh(f"{loop.var}_own"), loop.chunk)
+        Side(
+            loop,
+            fresh(f"{loop.var}_block"),
+            fresh(f"{side}"),
+            fresh(f"{loop.var}_own"),
+            fresh(f"{loop.var}_lane"),
+            loop.chunk,
+        )
         for loop, side in zip(wide, ("row", "column"))
     )
-    return _Tiler(found, rows, columns, depth, fresh).nest(loops)
+    return _Tiler(found, rows, columns, depth, vectors).nest(loops)
 
 
 def _parts(body: Stmt) -> _Sum | None:
@@ -135,46 +121,33 @@ def _is_plain(loop: For, loops: Sequence[For]) -> bool:
 
 def _tiled_loop(found: _Sum, *, reorderable: bool) -> For | None:
     """The loop of the sum that is cut into pieces: the longest, if it may become the innermost."""
-    plain = [loop for loop in found.around if loop.step == 1 and _extent(loop) is not None]
+    plain = [loop for loop in found.around if loop.step == 1 and extent(loop) is not None]
     if not reorderable:
         plain = [loop for loop in plain if loop is found.around[-1]]
     used = {
         n.name for loop in found.around for e in (loop.lower, loop.upper) for n in walk_expr(e) if isinstance(n, Var)
     }
     plain = [loop for loop in plain if loop.var not in used]
-    return max(plain, key=lambda loop: _extent(loop) or 0, default=None)
-
-
-def _extent(loop: For) -> int | None:
-    return as_number(folded("sub", loop.upper, loop.lower))
-
-
-def _below(value: Expr, loop: For, points: int) -> Expr | None:
-    extent = _extent(loop)
-    if extent is not None and extent % points == 0:
-        return None
-    return Op("lt", (value, loop.upper), bool_)
+    return max(plain, key=lambda loop: extent(loop) or 0, default=None)
 
 
 class _Tiler:
     """Builds the nest of one contraction."""
 
-    def __init__(self, found: _Sum, rows: _Side, columns: _Side, depth: For, fresh: Fresh) -> None:
+    def __init__(self, found: _Sum, rows: Side, columns: Side, depth: For, vectors: Vectors) -> None:
         self._sum, self._rows, self._columns, self._depth = found, rows, columns, depth
-        self._fresh = fresh
-        self._piece = fresh(f"{depth.var}_block")
-        self._step = fresh(f"{depth.var}_own")
+        self._vectors = vectors
+        self._fresh = vectors.fresh
+        self._piece = self._fresh(f"{depth.var}_block")
+        self._step = self._fresh(f"{depth.var}_own")
+        self._lane = self._fresh(f"{depth.var}_lane")
         reducer = found.update.reducer
         assert reducer is not None
         self._reducer: Reducer = reducer
-        self._sums = Buffer(fresh(f"{found.update.buffer}_tile"), reducer.dtype, self._own_shape(), "local")
-        self._copies: dict[Load, tuple[Buffer, tuple[str, ...]]] = {}
+        self._name = self._fresh(f"{found.update.buffer}_tile")
+        self._copies: dict[Load, Copy] = {}
         item = max((load.dtype.itemsize for load in self._loads()), default=4)
-        self._points = max(1, min(STAGE_BYTES // item, _extent(depth) or 1))
-        self._point_of = {rows.loop.var: rows.value, columns.loop.var: columns.value}
-
-    def _own_shape(self) -> tuple[Expr, ...]:
-        return integer(self._rows.points // SIDE), integer(self._columns.points // SIDE)
+        self._points = max(1, min(STAGE_BYTES // item, extent(depth) or 1))
 
     def _loads(self) -> list[Load]:
         return [node for node in walk_expr(self._sum.update.value) if isinstance(node, Load)]
@@ -185,12 +158,16 @@ class _Tiler:
         self._choose_copies()
         if not self._copies:
             return None
-        body: Stmt = Block((self._started(), self._summed(), self._finished()))
-        for buffer, _ in self._copies.values():
-            body = Alloc(buffer, body)
-        body = Alloc(self._sums, body)
+        self._rows = replace(self._rows, width=self._width(self._rows))
+        before, after = self._ends()
+        body: Stmt = Block((before, self._summed(), after))
+        for copy in self._copies.values():
+            body = Alloc(copy.buffer, body)
+        shape = (*self._rows.shape, *self._columns.shape) or (integer(1),)
+        body = Alloc(Buffer(self._name, self._reducer.dtype, shape, "local"), body)
         for side in (self._columns, self._rows):
-            body = For(side.thread, integer(0), integer(SIDE), body, 1, "block", f"{side.loop.axis} in tile", SIDE)
+            end, axis = integer(SIDE * side.width), f"{side.loop.axis} in tile"
+            body = For(side.thread, integer(0), end, body, side.width, "block", axis, SIDE)
         for loop in reversed(loops):
             own = next((side for side in (self._rows, self._columns) if side.loop is loop), None)
             if own is None:
@@ -199,17 +176,50 @@ class _Tiler:
                 body = replace(loop, var=own.tile, step=own.points, body=body, chunk=1, axis=f"{loop.axis} block")
         return body
 
+    def _width(self, side: Side) -> int:
+        """Neighbors that a thread has along a side: what one access to the copies takes."""
+        copies = [copy for copy in self._copies.values() if copy.side.loop is side.loop]
+        if not copies or any(copy.axes[1] == self._depth.var for copy in copies):
+            return 1
+        return min(side.points // SIDE, *(VECTOR_BYTES // copy.buffer.dtype.itemsize for copy in copies))
+
+    def _ends(self) -> tuple[Stmt, Stmt]:
+        """What stands before and after the sum, with as many columns together as are a vector in memory."""
+        self._vectors.lanes[self._columns.thread] = self._columns.lane
+        self._vectors.known = {side.tile: gcd(side.points, as_number(side.loop.lower) or 0) for side in self._sides()}
+        width = self._width(self._columns)
+        while width > 1:
+            self._columns = replace(self._columns, width=width)
+            found = [
+                self._vectors.spread(body, self._columns.thread, width, {self._name})
+                for body in (self._started(), self._finished())
+            ]
+            if found[0] is not None and found[1] is not None:
+                return self._over_own(found[0]), self._over_own(found[1])
+            width //= 2
+        self._columns = replace(self._columns, width=1)
+        return self._over_own(self._started()), self._over_own(self._finished())
+
+    def _sides(self) -> tuple[Side, Side]:
+        return self._rows, self._columns
+
     def _over_own(self, body: Stmt) -> Stmt:
-        """`body` for each point of a thread."""
-        for side in (self._columns, self._rows):
-            body = For(side.place, integer(0), integer(side.points // SIDE), body, 1, "unrolled", side.loop.axis)
-        return body
+        """`body` for each point of a thread; lanes of columns are inside it."""
+        return self._rows.over(self._columns.over(body, lanes=None))
 
     def _own(self) -> tuple[Expr, ...]:
-        return index_var(self._rows.place), index_var(self._columns.place)
+        """The place of the first lane's sum; all there is of it where a column is alone."""
+        groups = (index_var(self._columns.place),) if self._columns.groups > 1 else ()
+        own = (*self._rows.own, *groups)
+        return own if own or self._columns.width > 1 else (integer(0),)
+
+    def _at_first(self) -> dict[str, Expr]:
+        """The point of a thread; the first one of its columns."""
+        rows, columns = self._rows, self._columns
+        return {rows.loop.var: rows.global_(rows.local), columns.loop.var: columns.global_(columns.first)}
 
     def _guarded(self, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
-        inside = both(self._rows.inside, self._columns.inside)
+        inside = both(self._rows.inside(self._rows.local), self._columns.inside(self._columns.first))
         return then if inside is None else If(inside, then, otherwise)
 
     def _started(self) -> Stmt:
@@ -217,14 +227,14 @@ class _Tiler:
         neutral = self._reducer.neutral
         assert neutral is not None
         update = self._sum.update
-        nothing = Store(update.statement, (), self._sums.name, self._own(), neutral)
+        nothing = Store(update.statement, (), self._name, self._own(), neutral)
         if not self._writes_sum(self._sum.before):
             kept = Load(update.buffer, self._at_point(update.indices), self._reducer.dtype)
-            return self._over_own(self._guarded(replace(nothing, value=kept), nothing))
+            return self._guarded(replace(nothing, value=kept), nothing)
         before = Block(tuple(self._pointwise(store) for store in self._sum.before))
         if all(store.buffer == update.buffer and not _has_loads(store.value) for store in self._sum.before):
-            return self._over_own(before)
-        return self._over_own(self._guarded(before, nothing))
+            return before
+        return self._guarded(before, nothing)
 
     def _writes_sum(self, stores: Sequence[Store]) -> bool:
         return any(store.buffer == self._sum.update.buffer for store in stores)
@@ -234,7 +244,7 @@ class _Tiler:
         update = self._sum.update
         stores: list[Stmt] = []
         if all(buffer.name != update.buffer for buffer in self._sum.local):
-            value = Load(self._sums.name, self._own(), self._reducer.dtype)
+            value = Load(self._name, self._own(), self._reducer.dtype)
             instance = tuple(self._at(value) for value in update.instance)
             stores.append(Store(update.statement, instance, update.buffer, self._at_point(update.indices), value))
         stores += [self._pointwise(store) for store in self._sum.after]
@@ -242,42 +252,42 @@ class _Tiler:
         for buffer in self._sum.local:
             if buffer.name != update.buffer:
                 body = Alloc(buffer, body)
-        return self._over_own(self._guarded(body))
+        return self._guarded(body)
 
     def _pointwise(self, store: Store) -> Store:
         """A store of a point with its sum in registers."""
         buffer, indices = store.buffer, self._at_point(store.indices)
         if buffer == self._sum.update.buffer:
-            buffer, indices = self._sums.name, self._own()
+            buffer, indices = self._name, self._own()
         instance = tuple(self._at(value) for value in store.instance)
         return replace(store, buffer=buffer, indices=indices, value=self._at(store.value), instance=instance)
 
     def _at(self, expr: Expr) -> Expr:
         """An expression at a thread's point, with the sum in registers."""
-        return _replaced(substitute(expr, self._point_of), self._load_of_sum)
+        return replaced(substitute(expr, self._at_first()), self._load_of_sum)
 
     def _load_of_sum(self, load: Load) -> Expr | None:
         if load.buffer != self._sum.update.buffer:
             return None
-        return Load(self._sums.name, self._own(), load.dtype, load.mask)
+        return Load(self._name, self._own(), load.dtype, load.mask)
 
     def _at_point(self, indices: Sequence[Expr]) -> tuple[Expr, ...]:
-        return tuple(substitute(index, self._point_of) for index in indices)
+        return tuple(substitute(index, self._at_first()) for index in indices)
 
     # --- the sum --------------------------------------------------------------------------------------------------
 
     def _summed(self) -> Stmt:
         """The loops of the sum, the longest in pieces and innermost."""
         depth, size = self._depth, self._points
-        extent = _extent(depth)
-        assert extent is not None
-        whole = folded("add", depth.lower, integer(extent // size * size))
+        steps = extent(depth)
+        assert steps is not None
+        whole = folded("add", depth.lower, integer(steps // size * size))
         parts: list[Stmt] = []
-        if extent >= size:
+        if steps >= size:
             body = Block((*self._copied(size), self._added(size)))
             parts.append(For(self._piece, depth.lower, whole, body, size, "serial", f"{depth.axis} block"))
-        if extent % size:
-            rest = extent % size
+        if steps % size:
+            rest = steps % size
             body = Block((*self._copied(rest), self._added(rest)))
             parts.append(For(self._piece, whole, depth.upper, body, size, "serial", f"{depth.axis} rest"))
         result: Stmt = Block(tuple(parts))
@@ -286,19 +296,67 @@ class _Tiler:
         return result
 
     def _added(self, size: int) -> Stmt:
-        """What a piece adds to a thread's sums."""
-        update = self._sum.update
-        here = {**self._point_of, self._depth.var: self._inner(index_var(self._step))}
-        value = _replaced(update.value, self._from_copy)
-        store = Store(
-            update.statement,
-            tuple(substitute(value, here) for value in update.instance),
-            self._sums.name,
-            self._own(),
-            substitute(value, here),
-            self._reducer,
-        )
-        return For(self._step, integer(0), integer(size), self._over_own(store), 1, "unrolled", self._depth.axis)
+        """What a piece adds to a thread's sums: operands go to registers first, vectors along the sum or the tile."""
+        update, depth = self._sum.update, self._depth.var
+        width = self._depth_width(size)
+        fragments = {load: self._fragment(copy, width) for load, copy in self._copies.items()}
+        rows, columns = self._rows, self._columns
+        place: Expr = index_var(self._step)
+        if width > 1:
+            place = Op("add", (place, index_var(self._lane)), i64)
+        here: dict[str, Expr] = {side.loop.var: side.global_(side.local) for side in (rows, columns)}
+        here[depth] = self._inner(place)
+
+        def from_registers(load: Load) -> Expr:
+            if load not in fragments:
+                return self._where_it_exists(load)
+            copy, fragment = self._copies[load], fragments[load]
+            along = (index_var(self._lane),) if copy.axes[1] == depth and width > 1 else ()
+            return Load(fragment.name, (*copy.side_of(rows, columns).own, *along) or (integer(0),), load.dtype)
+
+        own = (*rows.own, *columns.own) or (integer(0),)
+        value = substitute(replaced(update.value, from_registers), here)
+        instance = tuple(substitute(value, here) for value in update.instance)
+        body: Stmt = Store(update.statement, instance, self._name, own, value, self._reducer)
+        body = rows.over(columns.over(body))
+        for is_along in (False, True):
+            loads = [load for load, copy in self._copies.items() if (copy.axes[1] == depth) == is_along]
+            body = Block((*(self._fetched(self._copies[load], fragments[load], width) for load in loads), body))
+            for load in loads:
+                body = Alloc(fragments[load], body)
+            if not is_along and width > 1:
+                body = For(self._lane, integer(0), integer(width), body, 1, "unrolled", self._depth.axis)
+        points = (rows.points // SIDE) * (columns.points // SIDE)
+        kind: LoopKind = "unrolled" if size * points <= UNROLLED else "serial"
+        return For(self._step, integer(0), integer(size), body, width, kind, self._depth.axis)
+
+    def _depth_width(self, size: int) -> int:
+        """How many steps of the sum are read at once, where the copies lie along it."""
+        along = [copy.buffer for copy in self._copies.values() if copy.axes[1] == self._depth.var]
+        return gcd(size, *(min(4, VECTOR_BYTES // buffer.dtype.itemsize) for buffer in along)) if along else 1
+
+    def _fragment(self, copy: Copy, width: int) -> Buffer:
+        """Registers for a thread's part of a copy."""
+        side = copy.side_of(self._rows, self._columns)
+        along = (integer(width),) if copy.axes[1] == self._depth.var and width > 1 else ()
+        shape = (*side.shape, *along) or (integer(1),)
+        return Buffer(self._fresh(f"{copy.name}_own"), copy.buffer.dtype, shape, "local")
+
+    def _fetched(self, copy: Copy, fragment: Buffer, width: int) -> Stmt:
+        """From shared memory to registers."""
+        side, depth = copy.side_of(self._rows, self._columns), self._depth.var
+        step: Expr = index_var(self._step)
+        if width > 1:
+            step = Op("add", (step, index_var(self._lane)), i64)
+        at = {depth: step, side.loop.var: side.local}
+        value = Load(copy.buffer.name, tuple(at[axis] for axis in copy.axes), copy.buffer.dtype)
+        along = (index_var(self._lane),) if copy.axes[1] == depth and width > 1 else ()
+        name = f"{copy.buffer.name} read"
+        body: Stmt = Store(name, (), fragment.name, (*side.own, *along) or (integer(0),), value)
+        if along:
+            body = For(self._lane, integer(0), integer(width), body, 1, "vector", self._depth.axis)
+            return side.over(body)
+        return side.over(body, lanes="vector")
 
     def _inner(self, place: Expr) -> Expr:
         return Op("add", (index_var(self._piece), place), i64)
@@ -319,9 +377,9 @@ class _Tiler:
             padded = row + 16 if axes[1] == self._depth.var and sides[0] is self._columns else row
             strides = (integer(padded), integer(load.dtype.itemsize))
             buffer = Buffer(self._fresh(f"{load.buffer}_tile"), load.dtype, shape, "local", strides)
-            self._copies[load] = buffer, tuple(axes)
+            self._copies[load] = Copy(load.buffer, buffer, (axes[0], axes[1]), sides[0])
 
-    def _spreads(self, load: Load, side: _Side) -> bool:
+    def _spreads(self, load: Load, side: Side) -> bool:
         """Whether different places in the tile read different elements: else a copy has more than is needed."""
         alone = {self._depth.var: 0, side.loop.var: 0}
         for index in load.indices:
@@ -335,26 +393,18 @@ class _Tiler:
             return self._points
         return next(side.points for side in (self._rows, self._columns) if side.loop.var == axis)
 
-    def _from_copy(self, load: Load) -> Expr | None:
-        if load not in self._copies:
-            return self._where_it_exists(load)
-        buffer, axes = self._copies[load]
-        local: dict[str, Expr] = {self._depth.var: index_var(self._step)}
-        local |= {side.loop.var: side.local for side in (self._rows, self._columns)}
-        return Load(buffer.name, tuple(local[axis] for axis in axes), load.dtype)
-
     def _where_it_exists(self, load: Load) -> Load:
         """A load that is not copied, at those points of the tile that exist."""
         mask = load.mask
         used = {n.name for e in _exprs_of(load) for n in walk_expr(e) if isinstance(n, Var)}
         for side in (self._rows, self._columns):
             if side.loop.var in used:
-                mask = both(side.inside, mask)
+                mask = both(side.inside(side.local), mask)
         return replace(load, mask=mask)
 
     def _copied(self, size: int) -> list[Stmt]:
         """The copies of a piece, each by all threads of the block."""
-        return [self._copy(load, buffer, axes, size) for load, (buffer, axes) in self._copies.items()]
+        return [self._copy(load, copy.buffer, copy.axes, size) for load, copy in self._copies.items()]
 
     def _copy(self, load: Load, buffer: Buffer, axes: tuple[str, ...], size: int) -> Stmt:
         places = {axis: self._fresh(f"{axis}_place") for axis in axes}
@@ -366,7 +416,7 @@ class _Tiler:
                 continue
             side = next(side for side in (self._rows, self._columns) if side.loop.var == axis)
             here[axis] = Op("add", (index_var(side.tile), index_var(place)), i64)
-            mask = both(mask, _below(here[axis], side.loop, side.points))
+            mask = both(mask, below(here[axis], side.loop, side.points))
         own = None if load.mask is None else substitute(load.mask, here)
         value = replace(load, indices=tuple(substitute(i, here) for i in load.indices), mask=both(mask, own))
         name = f"{buffer.name} copied"
@@ -390,20 +440,3 @@ def _is_contiguous(load: Load, var: str) -> bool:
     if not load.indices or any(n == index_var(var) for index in load.indices[:-1] for n in walk_expr(index)):
         return False
     return any(n == index_var(var) for n in walk_expr(load.indices[-1]))
-
-
-def _replaced(expr: Expr, change: Callable[[Load], Expr | None]) -> Expr:
-    """The expression with loads replaced where `change` gives something else."""
-    match expr:
-        case Load():
-            other = change(expr)
-            if other is not None:
-                return other
-            mask = None if expr.mask is None else _replaced(expr.mask, change)
-            return replace(expr, indices=tuple(_replaced(i, change) for i in expr.indices), mask=mask)
-        case Op(args=args):
-            return replace(expr, args=tuple(_replaced(arg, change) for arg in args))
-        case Cast(arg=arg):
-            return replace(expr, arg=_replaced(arg, change))
-        case Const() | Var():
-            return expr

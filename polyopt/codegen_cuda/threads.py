@@ -14,6 +14,7 @@ from polyopt.codegen_cuda.expressions import CudaExpressions
 from polyopt.codegen_cuda.intervals import as_number
 from polyopt.codegen_cuda.reductions import Reductions
 from polyopt.codegen_cuda.shapes import is_filled_together
+from polyopt.codegen_cuda.vectors import note
 from polyopt.dsl.ir import Reducer
 from polyopt.errors import ScheduleError
 from polyopt.loops.ir import (
@@ -54,7 +55,10 @@ class Hoisted:
 
 
 class ThreadPrinter:
-    """Prints the statements of one thread."""
+    """Prints the statements of one thread.
+
+    _own: buffers of each thread; _known: what divides the variables of the loops around
+    """
 
     def __init__(self, shared: Names, reductions: Reductions) -> None:
         self._shared = shared
@@ -63,6 +67,8 @@ class ThreadPrinter:
         self._index = "int64_t"
         self._hoisted: dict[int, Hoisted] = {}
         self._seen: set[str] = set()
+        self._own: set[str] = set()
+        self._known: dict[str, int] = {}
 
     def _thread(self, statement: Stmt) -> Iterator[str]:
         match statement:
@@ -75,6 +81,8 @@ class ThreadPrinter:
                         yield from self._thread(inner)
             case For(kind="block"):
                 yield from self._together([statement])
+            case For(kind="vector", body=Store() as store):
+                yield from self._lanes(statement, store)
             case For():
                 yield from self._for(statement)
                 yield from indented(self._thread(statement.body))
@@ -107,17 +115,25 @@ class ThreadPrinter:
         """Declares a buffer in shared memory."""
         raise ScheduleError("a block's buffer stands inside a thread", why=buffer.name)
 
+    def _lanes(self, loop: For, store: Store) -> Iterator[str]:
+        """A statement of neighboring iterations."""
+        yield from self._for(loop)
+        yield from indented(self._thread(store))
+        yield "}"
+
     def _for(self, loop: For) -> Iterator[str]:
         var = self._var(loop)
+        note(self._known, loop)
         lower, upper = self._x.text(loop.lower), self._x.text(loop.upper)
         step = f"++{var}" if loop.step == 1 else f"{var} += {loop.step}"
-        if loop.kind == "unrolled":
+        if loop.kind in ("unrolled", "vector"):
             yield "#pragma unroll"
         yield f"for ({self._index} {var} = {lower}; {var} < {upper}; {step}) {{{comment(loop)}"
 
     def _declared(self, buffer: Buffer, count: int, body: Iterator[str]) -> Iterator[str]:
         """`body` with a buffer of each thread; one element is a scalar."""
         name, kind = self._shared.names[buffer.name], stored_type(buffer.dtype)
+        self._own.add(buffer.name)
         declaration = f"{kind} {name};" if count == 1 else f"{kind} {name}[{max(count, 1)}];"
         if count == 1:
             self._x.place[buffer.name] = lambda _: Text(name)

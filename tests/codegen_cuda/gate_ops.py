@@ -33,6 +33,13 @@ def conv2d(x: f32[B, H, W, C], f: f32[3, 3, C, N]):
 
 
 @po.op
+def pointwise_bf16(x: bf16[M, N], b: bf16[N], r: bf16[M, N]):
+    y = po.tensor("y")
+    y[i, j] = po.gelu(x[i, j] + b[j]) + r[i, j]
+    return y
+
+
+@po.op
 def layernorm(x: f32[M, N]):
     y, mean, var = po.tensors("y mean var")
     mean[i] = po.mean(x[i, j], j)
@@ -81,6 +88,7 @@ OPS: dict[str, tuple[po.Op, Sizes, Sizes]] = {
         {"B": 32, "H": 58, "W": 58, "C": 256, "N": 256},
         {"B": 1, "H": 10, "W": 10, "C": 32, "N": 64},
     ),
+    "pointwise_bf16": (pointwise_bf16, {"M": 16384, "N": 8192}, {"M": 4, "N": 512}),
     "layernorm": (layernorm, {"M": 16384, "N": 8192}, {"M": 4, "N": 512}),
     "softmax": (softmax, {"M": 16384, "N": 8192}, {"M": 4, "N": 512}),
     "column_sum": (column_sum, {"M": 65536, "N": 4096}, {"M": 64, "N": 128}),

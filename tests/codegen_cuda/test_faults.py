@@ -67,17 +67,20 @@ def planted(text: str, pattern: str, replacement: str) -> list[Fault]:
     return found
 
 
-def problems(op: Op, shape: tuple[int, int], fault: Callable[[str], list[Fault]]) -> list[tuple[Fault, list[Problem]]]:
-    """What the emulator says of each planted fault."""
+def problems(
+    op: Op, shape: tuple[int, int], fault: Callable[[str], list[Fault]], *others: Array
+) -> list[tuple[Fault, list[Problem]]]:
+    """What the emulator says of each planted fault. others: arguments after the first one, which has the shape"""
     x = np.random.default_rng(0).standard_normal(shape, np.float32)
-    lowering = lowered(op, x)
+    lowering = lowered(op, x, *others)
     image = from_source(lowering.cuda)
+    given = {array.name: OnHost(value) for array, value in zip(image.arrays, (x, *others))}
     (result,) = (a for a in image.arrays if a.role == "output")
     out: Array = np.zeros(tuple(int(length) for length in result.shape if isinstance(length, int)), np.float32)
     found = []
     for each in fault(lowering.cuda.text):
         emulator = compilation.emulator()
-        Program(replace(image, text=each.text), emulator).run({"x": OnHost(x), result.name: OnHost(out)}, {})
+        Program(replace(image, text=each.text), emulator).run({**given, result.name: OnHost(out)}, {})
         found.append((each, emulator.found))
     return found
 

@@ -31,16 +31,21 @@ class Gate:
     opcodes: tuple[tuple[tuple[str, ...], int], ...] = ()
 
 
+_WIDE = ((("LDG", "128"), 2), (("STG", "128"), 1))
+"""Loads and stores of 16 bytes."""
+_TILES = (*_WIDE, (("STS", "128"), 2))
+
 GATES: dict[str, Gate] = {
-    "matmul_f32": Gate(registers=168),  # 64 sums a thread, and what they multiply
-    "matmul_bf16": Gate(registers=168),
-    "matmul_i8": Gate(registers=255),  # bytes are widened before they are multiplied
-    "conv2d": Gate(registers=96),
-    "layernorm": Gate(opcodes=((("SHFL",), 10), (("BAR",), 2))),
-    "softmax": Gate(opcodes=((("SHFL",), 10), (("BAR",), 2))),
+    "matmul_f32": Gate(registers=160, opcodes=(*_TILES, (("LDS", "128"), 64))),  # 64 sums a thread, and what they take
+    "matmul_bf16": Gate(registers=128, opcodes=(*_TILES, (("LDS", "128"), 4))),
+    "matmul_i8": Gate(registers=128, opcodes=_TILES),
+    "conv2d": Gate(registers=96, opcodes=(*_TILES, (("LDS", "128"), 48))),
+    "layernorm": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
+    "softmax": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
+    "pointwise_bf16": Gate(registers=40, opcodes=((("LDG", "128"), 3), (("STG", "128"), 1))),
     "column_sum": Gate(sectors=6.2),
     "transpose": Gate(sectors=4.6),
-    "attention": Gate(sectors=2.1, wavefronts=1.35),  # scores in shared memory are not swizzled
+    "attention": Gate(wavefronts=1.05),  # scores in shared memory are not swizzled
 }
 
 

@@ -9,46 +9,59 @@ PO_KERNEL void __launch_bounds__(256) linear_relu_0(const float *__restrict__ x,
     const int i_block = (int)blockIdx.y * 32;  // i block
     const int j_block = (int)blockIdx.x * 32;  // j block
     const int row = (int)threadIdx.y;  // i in tile
-    const int column = (int)threadIdx.x;  // j in tile
+    const int column = (int)threadIdx.x * 2;  // j in tile
     float y_tile[4];
 #pragma unroll
     for (int i_own = 0; i_own < 2; ++i_own) {  // i
 #pragma unroll
-        for (int j_own = 0; j_own < 2; ++j_own) {  // j
-            y_tile[i_own * 2 + j_own] = 0.0f;
+        for (int j_lane = 0; j_lane < 2; ++j_lane) {  // column
+            y_tile[i_own * 2 + j_lane] = 0.0f;
         }
     }
     for (int k_block = 0; k_block < 64; k_block += 16) {  // k block
         __syncthreads();
-        for (int i_place_all = ((int)threadIdx.y) * 16 + (int)threadIdx.x; i_place_all < 512; i_place_all += 256) {
-            const int i_place = i_place_all / 16;
-            const int k_place = i_place_all % 16;
-            x_tile[i_place * 16 + k_place] = i_block + i_place < 100 ? x[(i_block + i_place) * 64 + (k_block + k_place)] : 0.0f;
+        for (int i_place_all = ((int)threadIdx.y) * 16 + (int)threadIdx.x; i_place_all < 128; i_place_all += 256) {
+            const int i_place = i_place_all / 4;
+            const int k_place = i_place_all % 4 * 4;
+            po_store<4>(&x_tile[i_place * 16 + k_place], i_block + i_place < 100 ? po_load<4>(&x[(i_block + i_place) * 64 + (k_block + k_place)]) : po_vec<float, 4>{});
         }
-        for (int k_place_2_all = ((int)threadIdx.y) * 16 + (int)threadIdx.x; k_place_2_all < 512; k_place_2_all += 256) {
-            const int k_place_2 = k_place_2_all / 32;
-            const int j_place = k_place_2_all % 32;
-            w_tile[k_place_2 * 32 + j_place] = w[(k_block + k_place_2) * 96 + (j_block + j_place)];
+        for (int k_place_2_all = ((int)threadIdx.y) * 16 + (int)threadIdx.x; k_place_2_all < 128; k_place_2_all += 256) {
+            const int k_place_2 = k_place_2_all / 8;
+            const int j_place = k_place_2_all % 8 * 4;
+            po_store<4>(&w_tile[k_place_2 * 32 + j_place], po_load<4>(&w[(k_block + k_place_2) * 96 + (j_block + j_place)]));
         }
         __syncthreads();
 #pragma unroll
-        for (int k_own = 0; k_own < 16; ++k_own) {  // k
+        for (int k_own = 0; k_own < 16; k_own += 4) {  // k
+            float x_own[8];
 #pragma unroll
             for (int i_own = 0; i_own < 2; ++i_own) {  // i
+                po_unpack(&x_own[i_own * 4], po_load<4>(&x_tile[(row + i_own * 16) * 16 + k_own]));
+            }
 #pragma unroll
-                for (int j_own = 0; j_own < 2; ++j_own) {  // j
-                    y_tile[i_own * 2 + j_own] += x_tile[(row + i_own * 16) * 16 + k_own] * w_tile[k_own * 32 + (column + j_own * 16)];
+            for (int k_lane = 0; k_lane < 4; ++k_lane) {  // k
+                float w_own[2];
+                po_unpack(&w_own[0], po_load<2>(&w_tile[(k_own + k_lane) * 32 + column]));
+#pragma unroll
+                for (int i_own = 0; i_own < 2; ++i_own) {  // i
+#pragma unroll
+                    for (int j_lane = 0; j_lane < 2; ++j_lane) {  // j
+                        y_tile[i_own * 2 + j_lane] += x_own[i_own * 4 + k_lane] * w_own[j_lane];
+                    }
                 }
             }
         }
     }
 #pragma unroll
     for (int i_own = 0; i_own < 2; ++i_own) {  // i
+        if (i_block + (row + i_own * 16) < 100) {
+            const po_vec<float, 2> b_2 = po_load<2>(&b[j_block + column]);
+            po_vec<float, 2> out_2;
 #pragma unroll
-        for (int j_own = 0; j_own < 2; ++j_own) {  // j
-            if (i_block + (row + i_own * 16) < 100) {
-                out[(i_block + (row + i_own * 16)) * 96 + (j_block + (column + j_own * 16))] = po_max_nan(y_tile[i_own * 2 + j_own] + b[j_block + (column + j_own * 16)], 0.0f);
+            for (int j_lane = 0; j_lane < 2; ++j_lane) {  // column
+                out_2.v[j_lane] = po_max_nan(y_tile[i_own * 2 + j_lane] + b_2.v[j_lane], 0.0f);
             }
+            po_store<2>(&out[(i_block + (row + i_own * 16)) * 96 + (j_block + column)], out_2);
         }
     }
 }

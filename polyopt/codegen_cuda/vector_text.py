@@ -1,0 +1,120 @@
+"""Statements of neighboring iterations as CUDA C++: vectors are loaded, lanes calculate, a vector is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from polyopt.codegen_c.c_expressions import Text, is_typed
+from polyopt.codegen_c.c_helpers import stored_type
+from polyopt.codegen_cuda.intervals import as_number
+from polyopt.codegen_cuda.reductions import Reductions
+from polyopt.codegen_cuda.shapes import replaced
+from polyopt.codegen_cuda.threads import Names, ThreadPrinter
+from polyopt.codegen_cuda.vectors import first_lane, is_vector
+from polyopt.dsl.ir import Var
+from polyopt.loops.ir import Buffer, Expr, For, Load, Store, index_var, integer, walk_expr
+
+
+class VectorPrinter(ThreadPrinter):
+    """Prints loops over lanes. Accesses whose lanes are not proved to be one vector stay accesses of each lane."""
+
+    def __init__(self, shared: Names, reductions: Reductions) -> None:
+        names = Names(dict(shared.names), dict(shared.buffers), shared.parameters, shared.sizes)
+        super().__init__(names, reductions)
+        self._vectors = 1
+
+    def _lanes(self, loop: For, store: Store) -> Iterator[str]:
+        lane, width = loop.var, as_number(loop.upper) or 1
+        found: dict[Load, Expr] = {}
+
+        def in_vector(load: Load) -> Expr | None:
+            if not self._is_memory(load.buffer, load.indices, loop) or not _is_same(load, lane):
+                return None
+            if load not in found:
+                found[load] = Load(self._vector(load.buffer, width), (index_var(lane),), load.dtype)
+            return found[load]
+
+        value = replaced(store.value, in_vector)
+        indices = tuple(replaced(index, in_vector) for index in store.indices)
+        changed = replace(store, value=value, indices=indices)
+        hoisted = self._hoisted.get(id(store))
+        is_stored = hoisted is None and not store.checks and self._is_memory(store.buffer, store.indices, loop)
+        is_copy = store.reducer is None and len(found) == 1 and value in found.values() and not store.checks
+        if is_copy and hoisted is None and (is_stored or self._is_row(store, loop)):
+            (load,) = found
+            moved = self._loaded(load, lane, width)
+            if is_stored:
+                yield f"po_store<{width}>(&{self._first(store.buffer, store.indices, lane)}, {moved});"
+            else:
+                yield f"po_unpack(&{self._first(store.buffer, store.indices, lane)}, {moved});"
+            return
+        for load, vector in found.items():
+            assert isinstance(vector, Load)
+            kind = self._kind(load.buffer, width)
+            yield f"const {kind} {vector.buffer} = {self._loaded(load, lane, width)};"
+        if not is_stored:
+            if hoisted is not None:
+                self._hoisted[id(changed)] = replace(hoisted, store=changed)
+            yield from super()._lanes(loop, changed)
+            self._hoisted.pop(id(changed), None)
+            return
+        target, kind = self._vector(store.buffer, width), self._kind(store.buffer, width)
+        first = self._first(store.buffer, store.indices, lane)
+        yield f"{kind} {target};" if store.reducer is None else f"{kind} {target} = po_load<{width}>(&{first});"
+        yield from super()._lanes(loop, replace(changed, buffer=target, indices=(index_var(lane),)))
+        yield f"po_store<{width}>(&{first}, {target});"
+
+    def _is_memory(self, buffer: str, indices: tuple[Expr, ...], loop: For) -> bool:
+        """Whether the lanes' elements are one vector in memory."""
+        found, width = self._shared.buffers[buffer], as_number(loop.upper) or 1
+        if (
+            not indices
+            or buffer in self._own
+            or not is_typed(found)
+            or any(isinstance(e, Load) for e in walk_expr(indices[-1]))
+        ):
+            return False
+        return is_vector(found, indices, loop.var, width, self._known)
+
+    def _is_row(self, store: Store, loop: For) -> bool:
+        """Whether the lanes' elements are registers one after the other."""
+        if store.buffer not in self._own or len(store.indices) < 1:
+            return False
+        return store.indices[-1] == index_var(loop.var)
+
+    def _kind(self, buffer: str, width: int) -> str:
+        return f"po_vec<{stored_type(self._shared.buffers[buffer].dtype)}, {width}>"
+
+    def _vector(self, buffer: str, width: int) -> str:
+        """A new vector of a buffer's elements."""
+        base = f"{self._shared.names[buffer]}_{width}"
+        name, taken = base, {*self._shared.names.values(), *self._shared.names}
+        while name in taken:
+            self._vectors += 1
+            name = f"{base}_{self._vectors}"
+        assert isinstance(self._shared.names, dict) and isinstance(self._shared.buffers, dict)
+        self._shared.names[name] = name
+        dtype = self._shared.buffers[buffer].dtype
+        self._shared.buffers[name] = Buffer(name, dtype, (integer(width),), "local")
+        self._own.add(name)
+        self._x.place[name] = lambda indices: Text(f"{name}.v[{self._x.text(indices[0])}]")
+        return name
+
+    def _loaded(self, load: Load, lane: str, width: int) -> str:
+        """The load of a vector; zeros where it must not be read."""
+        text = f"po_load<{width}>(&{self._first(load.buffer, load.indices, lane)})"
+        guard = self._x.guard(load.buffer, load.indices, load.mask, load.checks)
+        if guard is None:
+            return text
+        return f"{guard.within(0)} ? {text} : {self._kind(load.buffer, width)}{{}}"
+
+    def _first(self, buffer: str, indices: tuple[Expr, ...], lane: str) -> str:
+        """The element of the first lane."""
+        return self._x.element(buffer, tuple(first_lane(index, lane) for index in indices)).text
+
+
+def _is_same(load: Load, lane: str) -> bool:
+    """Whether what guards a load is the same for all lanes."""
+    guards = [*([] if load.mask is None else [load.mask]), *(load.indices[check.dimension] for check in load.checks)]
+    return not any(isinstance(node, Var) and node.name == lane for e in guards for node in walk_expr(e))
