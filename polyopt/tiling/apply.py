@@ -1,6 +1,7 @@
 """Rewrites a loop tree as a tiling plan says: strip-mines, moves point loops innermost, marks lanes.
 
-Only coincident loops move: every dependence inside has distance zero along them, so any order of theirs is legal.
+Only coincident loops move: every dependence inside has distance zero along them, so any order of theirs is legal, also
+inside a loop that was inside them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from polyopt.dsl.affine import Affine
-from polyopt.poly.tree import Leaf, Loop, LoopKind, Sequence, Tree, loops, statements
+from polyopt.poly.tree import Leaf, Loop, LoopKind, Sequence, Tree, loops, sequence, statements
 from polyopt.tiling.plan import NestPlan, TilingPlan
 
 
@@ -21,17 +22,30 @@ def apply(tree: Tree, plan: TilingPlan) -> Tree:
 
 
 def _tile_names(tree: Tree, plan: TilingPlan) -> dict[str, str]:
-    """For each tiled loop a name for the loop over its tiles that no other loop has, not even one of the user's."""
+    """For each tiled loop a name for the loop over its tiles that no other loop has, not even one of the user's; for
+    each loop in blocks one for the loop over these."""
     used = {loop.name for loop in loops(tree)}
     names: dict[str, str] = {}
-    for loop in (loop for nest in plan.nests for loop, _ in nest.tiles):
-        name, number = f"{loop}_tile", 1
+
+    def give(loop: str, suffix: str, key: str) -> None:
+        name, number = f"{loop}_{suffix}", 1
         while name in used:
             number += 1
-            name = f"{loop}_tile#{number}"
+            name = f"{loop}_{suffix}#{number}"
         used.add(name)
-        names[loop] = name
+        names[key] = name
+
+    for nest in plan.nests:
+        for loop, _ in (*nest.tiles, *nest.passes):
+            give(loop, "tile", loop)
+        if nest.block and nest.vector is not None:
+            give(nest.vector, "block", _block(nest.vector))
     return names
+
+
+def _block(loop: str) -> str:
+    """What the name of the loop over a loop's blocks is kept under; no loop is called so."""
+    return f"{loop} block"
 
 
 def _visit(tree: Tree, nests: Mapping[str, NestPlan], names: Mapping[str, str]) -> Tree:
@@ -56,6 +70,8 @@ def _apply_nest(tree: Loop, nest: NestPlan, nests: Mapping[str, NestPlan], names
         chain[name] = body
         body = body.body
     body = _visit(body, {head: inner for head, inner in nests.items() if head != nest.chain[0]}, names)
+    if nest.block:
+        return _apply_blocks(chain, body, nest, names)
     points = [name for name, _ in nest.tiles if name not in (nest.rows, nest.vector)]
     inner = [*points, *(name for name in (nest.rows, nest.vector) if name is not None)]
     for name in reversed(inner):
@@ -68,6 +84,37 @@ def _apply_nest(tree: Loop, nest: NestPlan, nests: Mapping[str, NestPlan], names
         elif name not in inner:
             body = replace(chain[name], body=body)
     return body
+
+
+def _apply_blocks(chain: Mapping[str, Loop], body: Tree, nest: NestPlan, names: Mapping[str, str]) -> Tree:
+    """Blocks of the vector loop, inside which every reduction goes on by a few iterations as the tiles pass by.
+
+    What stands beside the reductions runs once a block. The order in which an element's terms are added stays.
+    """
+    assert nest.vector is not None, "blocks are blocks of lanes"
+    vector = replace(chain[nest.vector], kind="vector")
+    children = body.children if isinstance(body, Sequence) else (body,)
+    body = sequence([_in_passes(child, vector, nest, names) for child in children])
+    for name in reversed(nest.order):
+        if name == nest.vector:
+            body = _tile_loop(chain[name], names[_block(name)], nest.block, body)
+        else:
+            body = replace(chain[name], body=body)
+    return body
+
+
+def _in_passes(child: Tree, vector: Loop, nest: NestPlan, names: Mapping[str, str]) -> Tree:
+    """A reduction inside a block, `passes` iterations of its innermost loop at a time; a statement in its lanes."""
+    if not isinstance(child, Loop):
+        return _sink(vector, child)
+    iterations = dict(nest.passes).get(child.name)
+    if iterations is None:
+        return replace(child, body=_in_passes(child.body, vector, nest, names))
+    size = nest.tile(vector.name)
+    assert size is not None, "the tiles that pass by have a size"
+    tiles = replace(vector, kind="serial", rows=_restricted(vector, child.statements))
+    inner = _tile_loop(tiles, names[vector.name], size, _sink(vector, child))
+    return _tile_loop(child, names[child.name], iterations, inner)
 
 
 def _tile_loop(loop: Loop, tile: str, size: int, body: Tree) -> Loop:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from polyopt import picks
 from polyopt.classes import dataclass
-from polyopt.dsl.affine import Affine, AxisRef
+from polyopt.dsl.affine import Affine, AxisRef, axes_of
 from polyopt.dsl.ir import Subscript
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Statement
@@ -93,7 +93,7 @@ def choose(
             _operand(access.read.subscripts, axis, lanes, packed=number in packed)
             for number, access in enumerate(statement.reads)
         ]
-        most = MOST_ROWS if axis is None and _streams(statement, extents, lanes) else MOST_VECTORS
+        most = MOST_ROWS if axis is None and streams(statement, extents, lanes) else MOST_VECTORS
         for tile in _tiles(target.vector_registers, operands, width, height, length, most):
             candidate = RegisterTile(axis, lanes, *tile)
             merits[candidate] = candidate.speed * (1 - 0.05 * candidate.traffic)
@@ -107,15 +107,24 @@ def choose(
     )
 
 
-def _streams(statement: Statement, extents: Extents, lanes: str) -> bool:
+def streams(statement: Statement, extents: Extents, lanes: str, *, but_steady: bool = False) -> bool:
     """Whether a sum reads each element that lies along the lanes once: every axis with a choice is a subscript alone.
 
     Windows read an element several times. Wider tiles would load it no less often, and each tile would meet the edges.
+    but_steady: what stays the same while the sum runs, such as a mean of the column, does not count
     """
     axes = {name for name in statement.axes if extents.axis(statement.name, name) > 1}
     reads = [access.read.subscripts for access in statement.reads]
     along = [subscripts for subscripts in reads if any(moves(subscript, lanes) for subscript in subscripts)]
+    if but_steady:
+        written = {name for subscript in statement.subscripts for name in _axes_in(subscript)}
+        summed = set(statement.axes) - written
+        along = [subscripts for subscripts in along if any(moves(s, name) for s in subscripts for name in summed)]
     return statement.is_update and all(axes <= _axes_alone(subscripts) for subscripts in along)
+
+
+def _axes_in(subscript: Subscript) -> frozenset[str]:
+    return axes_of(subscript) if isinstance(subscript, Affine) else frozenset()
 
 
 def _axes_alone(subscripts: Sequence[Subscript]) -> set[str]:

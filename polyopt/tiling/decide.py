@@ -17,13 +17,22 @@ from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import Target
-from polyopt.tiling.contraction import RegisterTile, choose, lanes_of, rows_along
+from polyopt.tiling.contraction import RegisterTile, choose, lanes_of, rows_along, streams
 from polyopt.tiling.cost import axis_of, covered, is_transposed, lane_score, moves
 from polyopt.tiling.extents import Extents
 from polyopt.tiling.plan import NestPlan, TilingPlan
 
 STRIP = 4096
 """Points of a vector loop that is cut so that its pieces can run in parallel."""
+
+PASS = 8
+"""Rows of an operand that are read side by side while a block of sums passes by: as many streams as a core follows."""
+
+VECTORS = 8
+"""Vectors of sums that pass by together: enough for the processor to wait for none, and to read whole cache lines."""
+
+LEAST_BLOCK, MOST_BLOCK = 512, 2048
+"""Sums of a block: long enough to read an operand in runs, short enough to stay in the first cache."""
 
 
 def decide(scop: Scop, tree: Tree, target: Target, tiles: Mapping[str, RegisterTile] | None = None) -> TilingPlan:
@@ -88,7 +97,7 @@ class _Planner:
             yield self.scalar(chain, "no loop scans an axis alone")
             yield from self.plans(body)
         elif inside:
-            yield self.over_reduction(chain, best, heavy)
+            yield self.over_reduction(chain, body, best, heavy)
         else:
             yield self.pointwise(chain, best, heavy)
 
@@ -136,7 +145,7 @@ class _Planner:
     def extent(self, loop: Loop, names: Sequence[str]) -> int:
         return max(self.extents.row(name, loop.row(name)) for name in names if name in loop.statements)
 
-    def over_reduction(self, chain: Sequence[Loop], vector: Loop, heavy: Sequence[str]) -> NestPlan:
+    def over_reduction(self, chain: Sequence[Loop], body: Tree, vector: Loop, heavy: Sequence[str]) -> NestPlan:
         """Lanes along a free axis around a reduction: a register tile, two-dimensional where operands are reused.
 
         Columns pass by a few rows while all that the columns read fits the second cache, a block of packed panels
@@ -149,6 +158,9 @@ class _Planner:
         if tile is None or tile.lanes not in axes or tile.rows not in axes:
             tile = self.register_tile(update, axes, vector)
         vector, rows = axes[tile.lanes], axes[tile.rows] if tile.rows and tile.height > 1 else None
+        passes = () if rows or update.name in self.tiles else self.passes(body, tile)
+        if passes:
+            return self.in_blocks(chain, body, vector, tile, passes, heavy)
         first = self.rows_first(update, tile)
         along = [rows.name] if rows else []
         moved = [*along, vector.name] if first else [vector.name, *along]
@@ -159,6 +171,61 @@ class _Planner:
         if rows:
             reason += f"; {f'columns of {tile.lanes}' if first else f'rows of {tile.rows}'} pass by first"
         return NestPlan(names, order, sizes, rows.name if rows else None, vector.name, reason)
+
+    def in_blocks(
+        self,
+        chain: Sequence[Loop],
+        body: Tree,
+        vector: Loop,
+        tile: RegisterTile,
+        passes: tuple[tuple[str, int], ...],
+        heavy: Sequence[str],
+    ) -> NestPlan:
+        """Sums that read an operand larger than the cache once: by a few of its rows at a time, each in long runs.
+
+        Kept in registers for all rows, the sums would read a few vectors of each row: a page, or a stream that the
+        processor does not foresee, for each. A block of them stays in the first cache instead.
+        """
+        names = tuple(loop.name for loop in chain)
+        order = (*(name for name in names if name != vector.name), vector.name)
+        together = max(len(loop.statements) for loop in loops(body) if loop.name in dict(passes))
+        columns = min(tile.columns, max(1, VECTORS // together) * self.lanes(heavy))
+        whole = self.extent(vector, heavy)
+        fitting = min(max(-(-whole // 4), LEAST_BLOCK), MOST_BLOCK)  # four blocks are work for four threads
+        points = picks.choose(f"block of {vector.name}", fitting, lambda: (fitting, whole, LEAST_BLOCK))
+        block = -(-points // columns) * columns
+        reason = f"{columns} sums stay in registers for {PASS} rows, {block} in the first cache, rows are read in runs"
+        tiles = ((vector.name, columns),)
+        return NestPlan(names, order, tiles, None, vector.name, reason, block=block, passes=passes)
+
+    def passes(self, body: Tree, tile: RegisterTile) -> tuple[tuple[str, int], ...]:
+        """The innermost reduction loops of a nest, if all of them read more than a cache holds, row by row, once.
+
+        Nothing where one does not, or where the nest holds anything else than sums and statements beside them.
+        """
+        found = []
+        for child in body.children if isinstance(body, TreeSequence) else (body,):
+            if isinstance(child, Leaf):
+                continue
+            inner: Tree = child
+            while isinstance(inner, Loop) and isinstance(inner.body, Loop):
+                inner = inner.body
+            nested = [*loops(child)]
+            if not isinstance(inner, Loop) or any(loop.coincident for loop in nested):
+                return ()
+            if not all(self.streams_past_cache(name, inner, tile) for name in inner.statements):
+                return ()
+            found.append((inner.name, PASS))
+        return tuple(found)
+
+    def streams_past_cache(self, name: str, rows: Loop, tile: RegisterTile) -> bool:
+        """Whether a sum reads elements along the lanes once, in rows longer than a tile, more than the first cache."""
+        statement = self.roles.statements[name]
+        if tile.lanes not in statement.axes or not streams(statement, self.extents, tile.lanes, but_steady=True):
+            return False
+        along, down = self.extents.axis(name, tile.lanes), self.extents.row(name, rows.row(name))
+        read_bytes = along * down * self.roles.arrays[statement.array].dtype.itemsize
+        return down >= 4 * PASS and along > tile.columns and read_bytes >= 2 * self.target.l1_bytes
 
     def contracting(self, heavy: Sequence[str]) -> Statement:
         """The statement that the register tile is for."""

@@ -15,6 +15,8 @@ class NestPlan:
     rows:           the loop whose points are unrolled into a register tile; None without one
     vector:         the loop whose points become lanes; None where no loop may or should
     kept_bytes:     what one tile touches, in bytes; 0 where unknown
+    block:          points of the vector loop whose tiles pass by before a reduction goes on; 0: one tile at a time
+    passes:         with a block: the innermost reduction loops inside, and how many iterations each does meanwhile
     reason:         one sentence
     """
 
@@ -25,6 +27,8 @@ class NestPlan:
     vector: str | None
     reason: str
     kept_bytes: int = 0
+    block: int = 0
+    passes: tuple[tuple[str, int], ...] = ()
 
     def tile(self, loop: str) -> int | None:
         return dict(self.tiles).get(loop)
@@ -33,6 +37,9 @@ class NestPlan:
         parts = [f"nest {', '.join(self.chain)}:"]
         if self.tiles:
             parts.append("tiles " + ", ".join(f"{name} by {size}" for name, size in self.tiles) + ";")
+        if self.block:
+            each = ", ".join(f"{size} of {name}" for name, size in self.passes)
+            parts.append(f"blocks of {self.block} pass by {each};")
         if self.rows:
             parts.append(f"register rows {self.rows};")
         parts.append(f"vector {self.vector};" if self.vector else "no vector loop;")

@@ -1,0 +1,171 @@
+"""Sums that pass by in blocks while an operand is read a few rows at a time: when, how, and with which numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polyopt as po
+from polyopt import bf16, f32, f64
+from polyopt.dsl.affine import axis
+from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, loops
+from polyopt.tiling.apply import apply
+from polyopt.tiling.plan import NestPlan, TilingPlan
+from tests.golden.test_golden import MACHINE
+
+B, M, N, K = po.sizes("B M N K")
+b, i, j, k = po.indices("b i j k")
+
+
+@po.op
+def columns(x: f32[M, N]):
+    y = po.tensor("y")
+    y[j] += x[i, j]
+    return y
+
+
+@po.op
+def turned_product(x: f32[M, N], v: f32[M]):
+    y = po.tensor("y")
+    y[j] += x[i, j] * v[i]
+    return y
+
+
+@po.op
+def spread(x: f64[M, N]):
+    """Mean and variance of each column: two sums, one after the other, and what follows from them."""
+    mean, variance = po.tensors("mean variance")
+    mean[j] = po.mean(x[i, j], i)
+    variance[j] = po.mean((x[i, j] - mean[j]) * (x[i, j] - mean[j]), i)
+    return mean, variance
+
+
+@po.op
+def batches(x: f32[B, M, K, N]):
+    y = po.tensor("y")
+    y[b, j] = po.max(x[b, i, k, j], (i, k))
+    return y
+
+
+@po.op
+def rounded(x: bf16[M, N]):
+    y = po.tensor("y")
+    y[j] += x[i, j]
+    return y
+
+
+@po.op
+def moments(x: f32[M, N]):
+    """Two sums over one operand."""
+    total, squares = po.tensors("total squares")
+    total[j] = po.sum(x[i, j], i)
+    squares[j] = po.sum(x[i, j] * x[i, j], i)
+    return total, squares
+
+
+@po.op
+def product(x: f32[M, K], w: f32[K, N]):
+    y = po.tensor("y")
+    y[i, j] += x[i, k] * w[k, j]
+    return y
+
+
+def nests(operator: po.Op, target: Any = MACHINE, **sizes: int) -> list[NestPlan]:
+    return list(operator.lower(target=target, **sizes).tiling.nests)
+
+
+def test_sums_over_many_long_rows_pass_by_in_blocks() -> None:
+    (nest,) = nests(columns, M=2048, N=4096)
+    lanes = MACHINE.lanes(32)
+    assert dict(nest.tiles) == {"j": 8 * lanes} and nest.passes == (("i", 8),)
+    assert nest.block == 1024 and nest.block % (8 * lanes) == 0
+    assert "blocks of 1024 pass by 8 of i" in str(nest)
+    assert "blocks of 1024 pass by 8 of i" in str(columns.lower(target=MACHINE, M=2048, N=4096).report())
+
+
+@pytest.mark.parametrize(
+    ("operator", "sizes"),
+    [
+        (columns, {"M": 512, "N": 64}),  # one tile holds a row
+        (columns, {"M": 16, "N": 8192}),  # few rows
+        (columns, {"M": 40, "N": 130}),  # all of it fits the first cache
+        (product, {"M": 64, "N": 512, "K": 512}),  # a register tile reuses both operands
+    ],
+)
+def test_other_sums_stay_in_registers(operator: po.Op, sizes: dict[str, int]) -> None:
+    assert not any(nest.block for nest in nests(operator, **sizes))
+
+
+def test_each_of_two_sums_passes_by() -> None:
+    (nest,) = nests(spread, M=300, N=600)
+    assert nest.block and len(nest.passes) == 2
+
+
+def loop(name: str, body: Tree, *names: str, coincident: bool = False) -> Loop:
+    return Loop(name, tuple((s, axis(name)) for s in names), body, coincident, reduction=not coincident)
+
+
+def test_a_block_goes_around_the_reduction_and_its_tiles_inside() -> None:
+    update = loop("i", Leaf("update"), "update")
+    tree = loop("j", Sequence((Leaf("init"), update, Leaf("out"))), "init", "update", "out", coincident=True)
+    nest = NestPlan(("j",), ("j",), (("j", 4),), None, "j", "a test", block=16, passes=(("i", 2),))
+    blocks = apply(tree, TilingPlan((nest,)))
+    around = {s: [one for one in loops(blocks) if s in one.statements] for s in ("init", "update", "out")}
+    assert [(one.name, one.kind) for one in around["update"]] == [
+        ("j_block", "serial"),
+        ("i_tile", "serial"),
+        ("j_tile", "serial"),
+        ("i", "serial"),
+        ("j", "vector"),
+    ]
+    rows = [one.row("update") for one in around["update"]]
+    assert rows == [axis("j") // 16 * 16, axis("i") // 2 * 2, axis("j") // 4 * 4, axis("i"), axis("j")]
+    for beside in ("init", "out"):
+        assert [(one.name, one.kind) for one in around[beside]] == [("j_block", "serial"), ("j", "vector")]
+
+
+@pytest.mark.parametrize("numerics", ["default", "strict"])
+@pytest.mark.parametrize(("m", "n"), [(33, 2049), (61, 1023), (40, 521), (300, 113)])
+def test_terms_are_added_in_the_order_of_the_rows(m: int, n: int, numerics: Any) -> None:
+    x = np.random.default_rng(m).standard_normal((m, n)).astype(np.float32)
+    total = np.zeros(n, np.float32)
+    for row in x:
+        total = total + row
+    found = po.op(numerics=numerics)(columns.__wrapped__)
+    np.testing.assert_array_equal(found(x), total)  # lanes are columns: no sum is split
+
+
+@pytest.mark.parametrize(("m", "n"), [(257, 1031), (64, 520), (35, 2047)])
+def test_results_are_those_of_the_reference(polyopt_check: Any, m: int, n: int) -> None:
+    polyopt_check(turned_product, M=m, N=n)
+    polyopt_check(spread, M=m, N=n)
+    polyopt_check(rounded, M=m, N=n)
+    polyopt_check(moments, M=m, N=n)
+
+
+def test_batches_and_sums_over_two_axes(polyopt_check: Any) -> None:
+    polyopt_check(batches, B=3, M=5, K=37, N=531)
+    assert any(nest.block for nest in nests(batches, B=3, M=5, K=37, N=531))
+
+
+def test_nan_infinities_and_strides() -> None:
+    wide = np.random.default_rng(0).standard_normal((130, 1300)).astype(np.float32)
+    view = wide[::2, ::2]
+    view[3, 5], view[10, 600], view[64, 649] = np.nan, np.inf, -np.inf
+    np.testing.assert_array_equal(columns(view), columns(view.copy()))
+    np.testing.assert_allclose(columns(view), view.astype(np.float64).sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_symbolic_sizes(polyopt_check: Any) -> None:
+    dynamic = po.op(dynamic=True)(turned_product.__wrapped__)
+    for m, n in ((0, 5), (1, 1), (9, 700), (41, 513)):
+        polyopt_check(dynamic, M=m, N=n)
+
+
+@pytest.mark.parametrize("target", ["avx512", "generic", "neon"])
+def test_blocks_are_proved_for_other_machines(target: str) -> None:
+    lowering = turned_product.lower(M=130, N=2050, target=target)
+    lowering.verify()
+    assert any(nest.block for nest in lowering.tiling.nests) and not lowering.fallback
