@@ -24,7 +24,7 @@ from polyopt.codegen_c import emit, mapping
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
-from polyopt.fusion import attach, cascade, joined, lift, rewrite, running, short_sums
+from polyopt.fusion import attach, cascade, factors, joined, lift, rewrite, running, short_sums
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
 from polyopt.loops import interior
@@ -188,11 +188,11 @@ class Lowering:
         together = self._joined(plain)
         plain, notes = together.program, (*map(str, short), *together.notes)
         if self.options.numerics == "strict":
-            return self._extracted(plain, notes)
+            return self._factored(plain, notes)
         program = lift.maxima(plain)
         plans = (cascade.decide(program, tensor.name) for tensor in program.tensors)
         if not any(plan is not None for plan in plans):
-            return self._extracted(plain, notes)
+            return self._factored(plain, notes)
         found = self._extracted(program, notes)
         for tensor in program.tensors:
             plan = cascade.decide(found.program, tensor.name)
@@ -216,6 +216,11 @@ class Lowering:
             return joined.Joined(program)
         strided = {name for name, layout in self.options.layouts.items() if layout is not None}
         return joined.join(program, strided=strided, reorder=self.options.numerics != "strict")
+
+    def _factored(self, program: ir.Program, notes: tuple[str, ...]) -> Rewritten:
+        """The scop of a program whose sums compute what they repeat only once. On a GPU that is another kernel."""
+        once = factors.Factored(program) if self.options.target.gpu is not None else factors.take_out(program)
+        return self._extracted(once.program, (*notes, *once.notes))
 
     def _extracted(self, program: ir.Program, notes: tuple[str, ...] = ()) -> Rewritten:
         scop = extract.extract(program)

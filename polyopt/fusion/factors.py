@@ -1,0 +1,236 @@
+"""Factors that a sum computes again and again are computed once, into a temporary.
+
+`z[i, j] += exp(x[i, k]) * w[k, j]` says the exponential of an element once for each j, and so does a scale, a zero
+point, a threshold, or the mirrored half of a symmetric matrix, `where(k <= i, a[i, k], a[k, i])`. Written into a
+temporary first, the sum is one of plain products, which a register tile loads and packs like any other.
+
+Exact: each value is computed by the same operations. A factor is taken out where it knows fewer axes than the sum
+around it and one of its reads goes to another element for each of its points, so that the temporary is no larger than
+what it is computed from; where nothing in it depends on the sum's own tensor, as it may in a recurrence; and where
+all its points may be computed whatever the sum visits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import field, replace
+from math import prod
+
+from polyopt.classes import dataclass
+from polyopt.dsl import ir
+from polyopt.dsl.affine import TRUE, Affine, AxisRef, Condition, axes_of, axis, condition_affines, conjunction
+from polyopt.fusion.rewrite import cost
+
+LEAST_SAVED = 64
+"""Scalar operations on each element that repay writing and reading it once more."""
+
+ASSUMED = 512
+"""Extent assumed where it is not a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factored:
+    """The program with its temporaries, and a sentence for each."""
+
+    program: ir.Program
+    notes: tuple[str, ...] = ()
+
+
+def take_out(program: ir.Program) -> Factored:
+    """The program with the factors that its sums repeat in temporaries of their own."""
+    taken = {t.name for t in program.tensors} | {e.name for e in program.equations} | set(program.sizes)
+    tensors: list[ir.Tensor] = []
+    equations: list[ir.Equation] = []
+    notes: list[str] = []
+    for equation in program.equations:
+        if not any(isinstance(node, ir.Op | ir.Where) for node in ir.walk(equation.value)):
+            continue
+        finder = _Finder(program, equation, taken)
+        changed = finder.changed()
+        if finder.factors:
+            position = len(equations)
+            equations += [factor for factor, _ in finder.factors.values()]
+            tensors += [tensor for _, tensor in finder.factors.values()]
+            notes += finder.notes
+            equations.insert(position + len(finder.factors), changed)
+    if not equations:
+        return Factored(program)
+    new = {e.name: e for e in equations}
+    kept = [new.pop(e.name, e) for e in program.equations]
+    return Factored(
+        replace(program, tensors=(*program.tensors, *tensors), equations=(*new.values(), *kept)), tuple(notes)
+    )
+
+
+@dataclass(slots=True)
+class _Finder:
+    """Takes the factors out of one equation. factors: by what they compute"""
+
+    program: ir.Program
+    equation: ir.Equation
+    taken: set[str]
+    factors: dict[ir.Expr, tuple[ir.Equation, ir.Tensor]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def changed(self) -> ir.Equation:
+        equation = self.equation
+        value = self.visit(equation.value, equation.all_axes, equation.guard, in_sum=equation.is_accumulation)
+        return replace(equation, value=value)
+
+    def visit(self, expr: ir.Expr, around: Sequence[ir.Axis], guard: Condition, *, in_sum: bool) -> ir.Expr:
+        """The expression with its factors read from temporaries.
+
+        around: the axes that it is computed for; guard: where
+        """
+        match expr:
+            case ir.Reduce(body=body, axes=axes, guard=own):
+                inside = self.visit(body, (*around, *axes), conjunction(guard, own), in_sum=True)
+                return replace(expr, body=inside)
+            case ir.Op() | ir.Cast() | ir.Where():
+                if in_sum:
+                    axes = self.axes_of_factor(expr, around, guard)
+                    if axes:
+                        return self.temporary(expr, axes, around, guard)
+                if isinstance(expr, ir.Where):
+                    return expr  # what is in a branch may not be computed where it is not taken
+                return ir.rebuild(expr, lambda child: self.visit(child, around, guard, in_sum=in_sum))
+            case _:
+                return expr
+
+    def axes_of_factor(self, expr: ir.Expr, around: Sequence[ir.Axis], guard: Condition) -> tuple[ir.Axis, ...]:
+        """The axes of a temporary for the expression; empty where it is to stay."""
+        nodes = list(ir.walk(expr))
+        names = frozenset().union(*(axes_of(affine) for affine in _affines(nodes)))
+        by_name = {a.name: a for a in around}
+        if not names or not names < set(by_name) or len(by_name) != len(around):
+            return ()
+        plain = all(
+            not isinstance(node, ir.Reduce)
+            and not (isinstance(node, ir.Read) and not all(isinstance(s, Affine) for s in node.subscripts))
+            for node in nodes
+        )
+        if not plain or not any(isinstance(node, ir.Op | ir.Where) for node in nodes):
+            return ()
+        repeats = prod(_extent(a) for a in around if a.name not in names)
+        if repeats < 2 or cost(expr) * repeats < LEAST_SAVED:
+            return ()
+        if not all(_starts_at_zero(by_name[name]) for name in names):
+            return ()
+        reads = [node for node in nodes if isinstance(node, ir.Read)]
+        order = next((found for read in reads if (found := _scanned(read)) and set(found) == names), None)
+        if order is None or self.depends_on_sum(reads) or not self.can_be_computed(expr, reads, by_name, guard, names):
+            return ()
+        return tuple(by_name[name] for name in order)
+
+    def depends_on_sum(self, reads: Sequence[ir.Read]) -> bool:
+        """Whether a read, or what it is computed from, is the tensor that the sum defines."""
+        seen: set[str] = set()
+        work = [read.tensor for read in reads]
+        while work:
+            name = work.pop()
+            if name not in seen:
+                seen.add(name)
+                for equation in self.program.definitions(name):
+                    subscripts = (s.value for s in equation.subscripts if isinstance(s, ir.DataIndex))
+                    for expr in (equation.value, *subscripts):
+                        work.extend(read.tensor for read in ir.reads(expr))
+        return self.equation.tensor in seen
+
+    def can_be_computed(
+        self,
+        expr: ir.Expr,
+        reads: Sequence[ir.Read],
+        by_name: dict[str, ir.Axis],
+        guard: Condition,
+        names: frozenset[str],
+    ) -> bool:
+        """Whether every point of the factor's axes, under what the guard says of them, has a value."""
+        if frozenset().union(*(axes_of(affine) for affine in condition_affines(guard))) <= names:
+            return True
+        return all(self.reads_whole_dimensions(read, by_name) for read in reads)
+
+    def reads_whole_dimensions(self, read: ir.Read, by_name: dict[str, ir.Axis]) -> bool:
+        """Whether the read is of an input, by axes that stay inside it."""
+        tensor = self.program.tensor(read.tensor)
+        if tensor.role != "input" or tensor.shape is None:
+            return False
+        for subscript, extent in zip(read.subscripts, tensor.shape, strict=True):
+            name = _alone(subscript)
+            if name is None or subscript != axis(name) or extent not in by_name[name].upper:
+                return False
+        return True
+
+    def temporary(
+        self, expr: ir.Expr, axes: tuple[ir.Axis, ...], around: Sequence[ir.Axis], guard: Condition
+    ) -> ir.Expr:
+        """A read of the temporary that holds the expression."""
+        subscripts = tuple(axis(a.name) for a in axes)
+        if expr not in self.factors:
+            name = _fresh(f"{self.equation.tensor}_factor", self.taken)
+            shape = tuple(a.upper[0] for a in axes)
+            tensor = ir.Tensor(name, expr.dtype, shape, "local", len(axes), self.equation.span)
+            names = {a.name for a in axes}
+            known = frozenset().union(*(axes_of(affine) for affine in condition_affines(guard))) <= names
+            definition = ir.Equation(
+                name, name, axes, subscripts, expr, guard if known else TRUE, span=self.equation.span
+            )
+            self.factors[expr] = definition, tensor
+            others = ", ".join(a.name for a in around if a.name not in names)
+            self.notes.append(f"{name}[{', '.join(a.name for a in axes)}] computed once, not again for each {others}")
+        _, tensor = self.factors[expr]
+        return ir.Read(tensor.name, subscripts, tensor.dtype, span=self.equation.span)
+
+
+def _affines(nodes: Sequence[ir.Expr]) -> Iterator[Affine]:
+    for node in nodes:
+        match node:
+            case ir.IndexValue(affine):
+                yield affine
+            case ir.Read(subscripts=subscripts):
+                yield from (s for s in subscripts if isinstance(s, Affine))
+            case ir.Where(condition) | ir.Reduce(guard=condition):
+                yield from condition_affines(condition)
+            case _:
+                pass
+
+
+def _scanned(read: ir.Read) -> tuple[str, ...]:
+    """The axes of a read that goes to another element for each of their points; empty for any other read."""
+    names: list[str] = []
+    for subscript in read.subscripts:
+        if isinstance(subscript, Affine) and not axes_of(subscript):
+            continue
+        name = _alone(subscript)
+        if name is None or name in names or read.boundary is not None:
+            return ()
+        names.append(name)
+    return tuple(names)
+
+
+def _alone(subscript: ir.Subscript) -> str | None:
+    """The axis that is, with a number, all there is in a subscript."""
+    if isinstance(subscript, Affine) and len(subscript.terms) == 1:
+        atom, factor = subscript.terms[0]
+        if isinstance(atom, AxisRef) and abs(factor) == 1:
+            return atom.name
+    return None
+
+
+def _starts_at_zero(one: ir.Axis) -> bool:
+    return one.lower == (Affine(0),) and len(one.upper) == 1
+
+
+def _extent(one: ir.Axis) -> int:
+    bounds = (*one.lower, *one.upper)
+    if not all(bound.is_constant for bound in bounds):
+        return ASSUMED
+    return max(0, min(b.constant for b in one.upper) - max(b.constant for b in one.lower))
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    candidate, number = name, 1
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    taken.add(candidate)
+    return candidate
