@@ -366,7 +366,10 @@ class _Fuser:
 
     def loop_name(self, rows: Rows, spent: Mapping[str, str]) -> str:
         widest = max(rows, key=lambda name: len(self.roles.by_statement[name].axes))
-        return spent[widest] if len(rows[widest].terms) == 1 else str(rows[widest])
+        if len(rows[widest].terms) == 1:
+            return spent[widest]
+        row = str(rows[widest])
+        return row if row[0].isalpha() else f"({row})"  # isl takes "2*i + j" for a number, not for a name
 
 
 def _within(names: Sequence[str], dependences: Sequence[Dependence]) -> tuple[Dependence, ...]:

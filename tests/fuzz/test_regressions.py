@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import islpy as isl
 import numpy as np
 import pytest
 
 import polyopt as po
 from polyopt.fuzz.arrays import draw
 from polyopt.fuzz.check import compare
+from polyopt.poly.space import Space
+from polyopt.poly.tree import loops
 from polyopt.target import preset
 
 M, N, K = po.sizes("M N K")
@@ -165,3 +168,21 @@ def test_tiles_on_the_edge_of_a_triangle_leave_no_row_out() -> None:
 
     for size in (32, 34):
         compare(triangle, (draw((size, 8), "f32", -3, 3, seed=1), draw((8, size), "f32", -3, 3, seed=2)))
+
+
+def test_a_buffer_may_be_private_to_a_wavefront() -> None:
+    """The loop was called "2*i + j", which isl takes for a number and not for a name: planning its storage failed."""
+
+    @po.op(dynamic=True)
+    def front(x: po.f64[M, N]):
+        t, z = po.tensor("t", shape=(M, N), dtype=po.f64), po.tensor("z")
+        t[i, j] = po.where((i >= 2) & (j >= 2) & (j < N - 1), po.clip(t[i, j - 1] + t[i - 1, j + 1], -8, 8), x[i, j])
+        z[i, j] = t[i, (j + 1) // 2] + po.max(t[ii, j], ii, where=ii < i, init=1)
+        return z
+
+    for size in (1, 6):
+        compare(front, (draw((size, 7), "f64", -3, 3, seed=1),))
+    lowering = front.lower(draw((6, 7), "f64", -3, 3, seed=1))
+    assert any("2*i + j" in loop.name for loop in loops(lowering.fusion.tree)), "there is a wavefront"
+    for loop in loops(lowering.fusion.tree):
+        assert Space("", (loop.name,), ()).universe().get_dim_name(isl.dim_type.set, 0) == loop.name
