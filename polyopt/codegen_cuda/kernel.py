@@ -154,7 +154,7 @@ class KernelPrinter(LaunchPrinter):
             nest.append(inner)
             inner = inner.body
         extents = [(as_number(folded("sub", one.upper, one.lower)) or 0) // one.step for one in nest]
-        total, index = prod(extents), f"{self._var(nest[0])}_all"
+        total, index = prod(extents), self._unused(f"{self._var(nest[0])}_all", "")
         start = self._thread_in_group(0)
         yield f"for (int {index} = {start}; {index} < {total}; {index} += {self.threads}) {{"
         below = total
@@ -451,5 +451,13 @@ class KernelPrinter(LaunchPrinter):
             raise ScheduleError("a part of a block cannot combine sums", why=f"{group} threads")
 
     def _fresh_register(self, store: Store) -> str:
+        """A name for a sum that neither an array nor a loop has, and neither do those that are made of it."""
         self._registers += 1
-        return f"{self._shared.names[store.buffer]}_sum_{self._registers}"
+        name = f"{self._shared.names[store.buffer]}_sum_{self._registers}"
+        return self._unused(name, "", "_any", "_parts")
+
+    def _unused(self, name: str, *endings: str) -> str:
+        """The name, or a longer one, such that with none of the endings it names an array, a size or a loop."""
+        while {f"{name}{ending}" for ending in endings} & set(self._shared.names.values()):
+            name += "_"
+        return name

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import polyopt as po
 from polyopt import Op
 from polyopt.dtypes import from_name
 from polyopt.runtime import arguments
@@ -99,3 +100,18 @@ def test_mapped_loops_mean_what_the_equations_mean(operator: Operator) -> None:
     got = interpreted(lowering, inputs(operator.op, args), {})
     for result, want in zip(got, parts(operator.expected(from_name(case.dtype), args)), strict=True):
         assert_equals(result, want)
+
+
+@needs_compiler
+def test_the_names_of_sums_are_no_names_of_arrays() -> None:
+    """A sum kept by a thread had the name of the array `y_sum_1`, which the kernel then read as an array."""
+
+    @po.op
+    def named(x: po.f32[8, 70], y_sum_1: po.f32[70], y_sum_1__any: po.f32[70]):
+        row, column = po.indices("row column")
+        y = po.tensor("y")
+        y[row] += po.when(column + row < 70, x[row, column] * y_sum_1[column] + y_sum_1__any[column])
+        return y
+
+    x, weights = np.ones((8, 70), np.float32), np.arange(70, dtype=np.float32)
+    check(named, (x, weights, weights), 2 * np.array([weights[: 70 - row].sum() for row in range(8)]))
