@@ -10,7 +10,7 @@ from dataclasses import field
 from polyopt.classes import dataclass
 from polyopt.fuzz.case import Case
 from polyopt.fuzz.check import Outcome
-from polyopt.fuzz.generate import random_case
+from polyopt.fuzz.generate import campaign_case
 from polyopt.fuzz.shrink import shrink
 from polyopt.fuzz.worker import Worker
 
@@ -55,7 +55,7 @@ class Campaign:
     def step(self, worker: Worker) -> Finding | None:
         """Check the next case."""
         seed = self.seed + self.total
-        case = random_case(seed)
+        case = campaign_case(seed)
         outcome = worker.check(case)
         self.counts[outcome.verdict] += 1
         self.kernels += outcome.kernels

@@ -107,6 +107,7 @@ class Case:
     options: of `@po.op`, as texts
     out:     None, a layout, or "input": the memory of the first argument that fits, or "overlap": shifted by one
     plans:   seeds of plans that are drawn for the operator, beside the compiler's own (`fuzz.plans`)
+    gpu:     whether the target is a GPU, for which the emulator stands in
     """
 
     seed: int
@@ -119,6 +120,7 @@ class Case:
     threads: int = 1
     out: str | None = None
     plans: tuple[int, ...] = ()
+    gpu: bool = False
 
     def operator_source(self) -> str:
         """The operator `fuzzed` as a module of its own."""
@@ -151,6 +153,7 @@ class Case:
             for p in self.parameters
         ]
         call = ", ".join(p.name for p in self.parameters)
+        gpu = ", gpu=True" * self.gpu
         lines = [
             f"# seed {self.seed}",
             self.operator_source(),
@@ -159,7 +162,7 @@ class Case:
             "",
             *drawn,
             f"po.set_num_threads({self.threads})",
-            f"compare(fuzzed, ({call}{',' * (len(self.parameters) == 1)}), out={self.out!r}, plans={self.plans})",
+            f"compare(fuzzed, ({call}{',' * (len(self.parameters) == 1)}), out={self.out!r}, plans={self.plans}{gpu})",
         ]
         return "\n".join(lines) + "\n"
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 import polyopt as po
+from polyopt import compilation
 from polyopt.classes import dataclass
 from polyopt.errors import (
     ArgumentError,
@@ -27,6 +28,7 @@ from polyopt.fuzz.plans import draw as draw_plan
 from polyopt.fuzz.plans import plan_text
 from polyopt.fuzz.plans import run as run_plan
 from polyopt.pipeline import Lowering
+from polyopt.runtime.cuda import devices
 
 Verdict = Literal["agrees", "rejected", "fails"]
 REFUSALS = (DefinitionError, ShapeError, BoundsError, DTypeError, ArgumentError)
@@ -48,7 +50,8 @@ class Outcome:
 
 
 class Mismatch(AssertionError):
-    """A kernel does not do what the reference does. kind: "mismatch", "refused", "accepted" or "fallback"."""
+    """A kernel does not do what the reference does. kind: "mismatch", "refused", "accepted", "fallback" or
+    "access", a race or a wrong access on the emulator."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -85,7 +88,7 @@ def check(case: Case) -> Outcome:
             draw(shape_of(p.dims, sizes), p.dtype, p.low, p.high, p.layout, seed=p.seed) for p in case.parameters
         ]
         po.set_num_threads(case.threads)
-        count = compare(operator, arguments, out=case.out, plans=case.plans)
+        count = compare(operator, arguments, out=case.out, plans=case.plans, gpu=case.gpu)
     except Mismatch as found:
         if found.kind == "refused" and "dynamic" in dict(case.options):
             return Outcome("rejected", found.kind, found.detail)  # for some sizes, though not for these
@@ -97,12 +100,33 @@ def check(case: Case) -> Outcome:
     return Outcome("agrees", kernels=count)
 
 
-def compare(operator: po.Op, arguments: Sequence[Array], *, out: str | None = None, plans: Sequence[int] = ()) -> int:
+def compare(
+    operator: po.Op,
+    arguments: Sequence[Array],
+    *,
+    out: str | None = None,
+    plans: Sequence[int] = (),
+    gpu: bool = False,
+) -> int:
     """Hold an operator against its reference. Raises `Mismatch`, or the refusal that both share.
 
     plans: seeds of plans to run the operator under as well
+    gpu:   whether the operator is for a GPU; the emulator runs it, and looks at every access
     Returns the number of kernels.
     """
+    if not gpu:
+        return _compare_calls(operator, arguments, out, plans)
+    emulator = compilation.emulator()
+    with devices.use(emulator):
+        kernels = _compare_calls(operator, arguments, out, ())
+        emulator.seed = 1  # the threads in another order
+        _compare_calls(operator, arguments, None, ())
+    if emulator.found:
+        raise Mismatch("access", "\n".join(map(str, emulator.found)))
+    return kernels
+
+
+def _compare_calls(operator: po.Op, arguments: Sequence[Array], out: str | None, plans: Sequence[int]) -> int:
     copies = [argument.copy() for argument in arguments]
     wanted, refusal = _reference(operator, copies)
     with _Warnings() as warnings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from random import Random
 
@@ -9,12 +10,17 @@ from polyopt.fuzz.arrays import LAYOUTS, WRITABLE_LAYOUTS
 from polyopt.fuzz.case import Case, Parameter
 from polyopt.fuzz.definitions import SHAPES, Author
 from polyopt.fuzz.expressions import FLOATS, Known, Writer
+from polyopt.target import ANY_GPU
 
 EXTENTS = (0, 1, 2, 3, 3, 4, 5, 5, 7, 8, 9, 15, 16, 17, 31, 33)
 LARGE_EXTENTS = (32, 40, 63, 65, 100, 129)
 """Enough for several tiles along an axis, and for copies of what tiles read."""
 PLANS = 4
 """Plans drawn for each operator."""
+GPU_SHARE = 0.04
+"""Of the cases of a campaign; the emulator's compiler takes about a second for each."""
+GPU_EXTENT = 33
+"""The greatest size of a case for a GPU: the emulator runs one thread after another."""
 _INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 
 
@@ -42,6 +48,23 @@ def random_case(seed: int) -> Case:
         random.choice((None, None, None, "input", "overlap", *WRITABLE_LAYOUTS)),
         tuple(random.randrange(1 << 16) for _ in range(PLANS)),
     )
+
+
+def campaign_case(seed: int) -> Case:
+    """The case of a seed in a campaign: a share of the small ones for a GPU."""
+    case = random_case(seed)
+    return on_gpu(case) if is_small(case) and Random(f"gpu {seed}").random() < GPU_SHARE else case
+
+
+def is_small(case: Case) -> bool:
+    """Whether the emulator runs the case in little time."""
+    return max(size for _, size in case.sizes) <= GPU_EXTENT
+
+
+def on_gpu(case: Case) -> Case:
+    """The case with a GPU for its target, where no plans for a processor are drawn."""
+    options = {**dict(case.options), "target": f'"{ANY_GPU}"'}
+    return replace(case, options=tuple(options.items()), plans=(), gpu=True)
 
 
 def _sizes(random: Random, *, is_large: bool) -> dict[str, int]:

@@ -109,7 +109,7 @@ def test_a_case_that_never_ends_is_a_finding() -> None:
 
 
 def test_the_command_reports_its_seeds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "random_case", lambda seed: SMALL)
+    monkeypatch.setattr(campaign, "campaign_case", lambda seed: SMALL)
     assert cli.main(["fuzz", "--seconds", "2", "--seed", "10"]) == cli.EXIT_OK
     assert re.search(r"seeds 10 to (\d+): \d+ of \d+ agree", capsys.readouterr().out)
 
@@ -118,7 +118,7 @@ def test_the_command_prints_what_it_found_as_a_program(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = Definition("a", ("M",), "i32", (), whole=Node("1 // 0", dtype="i32"))
-    monkeypatch.setattr(campaign, "random_case", lambda seed: replace(SMALL, definitions=(broken,), results=("a",)))
+    monkeypatch.setattr(campaign, "campaign_case", lambda seed: replace(SMALL, definitions=(broken,), results=("a",)))
     with pytest.raises(SystemExit) as stopped:
         cli.main(["fuzz", "--seconds", "0.1", "--seed", "10"])
     assert stopped.value.code == cli.EXIT_FAILED

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
+from dataclasses import replace
+from itertools import count, islice
 
 import pytest
 
 from polyopt.fuzz.check import check
-from polyopt.fuzz.generate import random_case
+from polyopt.fuzz.generate import campaign_case, is_small, on_gpu, random_case
 
 BLOCKS, BLOCK = 11, 40
 """With four plans for each some 2,000 kernels."""
+GPU_SEED, GPU_CASES = 51_000_000, 10
+"""The emulator's compiler takes about a second for each."""
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
@@ -25,3 +30,26 @@ def test_random_operators_do_what_the_reference_does(block: int) -> None:
         assert outcome.verdict != "fails", f"{outcome.kind}: {outcome.detail}\n\n{case.script()}"
     assert verdicts["agrees"] > BLOCK // 2, "most random operators should be ones that mean something"
     assert kernels > 4 * BLOCK, "most of the plans that are drawn should be legal"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+def test_random_operators_do_what_the_reference_does_on_the_emulator() -> None:
+    """A share of a campaign has a GPU for its target."""
+    drawn = (random_case(seed) for seed in count(GPU_SEED))
+    cases = [on_gpu(case) for case in islice(filter(is_small, drawn), GPU_CASES)]
+    verdicts: Counter[str] = Counter()
+    for case in cases:
+        outcome = check(case)
+        verdicts[outcome.verdict] += 1
+        assert outcome.verdict != "fails", f"{outcome.kind}: {outcome.detail}\n\n{case.script()}"
+    assert verdicts["agrees"] > GPU_CASES // 2
+
+
+def test_a_campaign_draws_some_cases_for_a_gpu() -> None:
+    cases = [campaign_case(seed) for seed in range(400)]
+    found = [case for case in cases if case.gpu]
+    assert 4 < len(found) < 40
+    assert all(dict(case.options)["target"] == '"sm_80"' and "gpu=True" in case.script() for case in found)
+    assert [replace(case, plans=(), options=(), gpu=False) for case in found] == [
+        replace(random_case(case.seed), plans=(), options=()) for case in found
+    ], "the equations and the call are those of the seed"
