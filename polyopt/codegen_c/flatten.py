@@ -20,6 +20,9 @@ from polyopt.loops.ir import Expr, For, If, Load, Stmt, Store, expr_children, st
 
 MOST_COPIES = 32
 MOST_CODE = 2048
+"""Instructions of a loop that is written out because its values stay in registers."""
+MOST_PLAIN_CODE = 256
+"""Instructions of one that is written out for nothing more than its counter and its tests."""
 MOST_TAIL = SLACK_BYTES // 64
 """Vectors of a loop that may lie past its end and still read a buffer of ours."""
 
@@ -68,12 +71,12 @@ def _parts(x: Expressions, expr: Expr, combine: str, context: Context) -> list[L
             return [x.uniform(expr, context)]
 
 
-def can_be_flat(loop: For, trip: Trip, lanes: int) -> bool:
+def can_be_flat(loop: For, trip: Trip, lanes: int, most_code: int = MOST_CODE) -> bool:
     """Whether a loop that is wanted flat has few enough iterations to be written out."""
     if trip.bound is None or loop.kind not in ("unrolled", "vector"):
         return False
     copies = -(-trip.bound // lanes)
-    return copies <= MOST_COPIES and copies * cost_of(loop.body) <= MOST_CODE
+    return copies <= MOST_COPIES and copies * cost_of(loop.body) <= most_code
 
 
 def is_full(x: Expressions, trip: Trip) -> Value:

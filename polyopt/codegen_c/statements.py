@@ -14,6 +14,8 @@ from typing import assert_never
 from polyopt.codegen_c.abi import SLACK_BYTES
 from polyopt.codegen_c.expressions import Context, Expressions, Flat
 from polyopt.codegen_c.flatten import (
+    MOST_CODE,
+    MOST_PLAIN_CODE,
     Trip,
     can_be_flat,
     cost_of,
@@ -45,7 +47,7 @@ from polyopt.codegen_c.values import (
     scalar_of,
 )
 from polyopt.dsl.ir import Const
-from polyopt.loops.ir import Alloc, Block, Buffer, For, If, Stmt, Store, stores_of
+from polyopt.loops.ir import Alloc, Block, Buffer, For, If, Stmt, Store, buffers_used, stores_of
 
 Workspace = Callable[[Buffer, Callable[[], None]], None]
 
@@ -226,7 +228,8 @@ class Statements:
         trip = trip_of(self._x, loop, context)
         lanes = lanewise.lanes
         flat = context.flat.get(loop.var)
-        if flat is None and trip.count is not None and can_be_flat(loop, trip, lanes):
+        is_short = can_be_flat(loop, trip, lanes, self._most_code(loop, context))
+        if flat is None and trip.count is not None and is_short:
             flat = Flat(trip.count, partial=False)
         if flat is not None and flat.count == 0:
             return
@@ -240,7 +243,7 @@ class Statements:
             outer, self._partials = self._partials, opened
             if flat is not None:
                 self._flat_vectors(loop, trip, flat, lanes, copies, context)
-            elif can_be_flat(loop, trip, lanes):
+            elif is_short:
                 self._full_or_not(loop, trip, lanes, copies, context)
             else:
                 self._vectors(loop, trip, lanes, copies, context)
@@ -252,6 +255,12 @@ class Statements:
             whole()
         else:
             self._guarded(trip, lambda: self._f.region(whole, stored_buffers(loop.body)))
+
+    def _most_code(self, loop: For, context: Context) -> int:
+        """The most instructions for which a vector loop is written out: its values have to be, where they are held in
+        registers."""
+        is_held = context.registers and not buffers_used(loop).isdisjoint(context.registers)
+        return MOST_CODE if is_held else MOST_PLAIN_CODE
 
     def _flat_vectors(self, loop: For, trip: Trip, flat: Flat, lanes: int, copies: int, context: Context) -> None:
         for number, inner in enumerate(vector_contexts(self._x, loop, trip, flat, lanes, context)):

@@ -79,13 +79,17 @@ def choose(
     lanes: str,
     rows: Sequence[str],
     packed: Sequence[int] = (),
+    block: int | None = None,
 ) -> RegisterTile:
     """The best register tile with vectors along `lanes` and rows along one of `rows`, or none.
 
     packed: numbers of the reads that will be copied so that their elements lie along the lanes
+    block:  an outer loop cuts the axis of the lanes into runs of so many points; tiles fill them without a rest
     """
     width = lanes_of(statement, roles, target)
     length = extents.axis(statement.name, lanes)
+    if block is not None and block < length:
+        length = block
     merits: dict[RegisterTile, float] = {}
     for axis in (None, *rows):
         height = extents.axis(statement.name, axis) if axis is not None else 1
@@ -96,6 +100,8 @@ def choose(
         most = MOST_ROWS if axis is None and streams(statement, extents, lanes) else MOST_VECTORS
         for tile in _tiles(target.vector_registers, operands, width, height, length, most):
             candidate = RegisterTile(axis, lanes, *tile)
+            if length == block and block % width == 0 and block % candidate.columns:
+                continue
             merits[candidate] = candidate.speed * (1 - 0.05 * candidate.traffic)
     assert merits, "a tile of one vector always fits"
     ranked = sorted(merits, key=lambda tile: merits[tile])[::-1]  # of equal ones the inner axis

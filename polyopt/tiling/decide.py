@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from polyopt import picks
 from polyopt.classes import dataclass
-from polyopt.dsl.affine import Affine, axes_of
+from polyopt.dsl.affine import Affine, FloorDiv, axes_of
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
@@ -40,17 +40,31 @@ def decide(scop: Scop, tree: Tree, target: Target, tiles: Mapping[str, RegisterT
 
     tiles: the register tiles that operands are packed for, by contraction
     """
-    planner = _Planner(scop, Roles.of(scop), Extents(scop), target, tiles or {})
+    planner = _Planner(scop, Roles.of(scop), Extents(scop), target, tiles or {}, _blocks(tree))
     return TilingPlan(tuple(planner.plans(tree)))
+
+
+def _blocks(tree: Tree) -> dict[tuple[str, str], int]:
+    """The points in a row that one iteration of a loop runs, by statement and axis: those of `axis // points`."""
+    found: dict[tuple[str, str], int] = {}
+    for loop in loops(tree):
+        for name, row in loop.rows:
+            match row.terms:
+                case ((FloorDiv(numerator, points), 1),) if (axis := axis_of(numerator)) is not None:
+                    found[name, axis] = min(points, found.get((name, axis), points))
+    return found
 
 
 @dataclass(slots=True)
 class _Planner:
+    """blocks: the points of an axis that a loop outside the nests keeps together, by statement and axis."""
+
     scop: Scop
     roles: Roles
     extents: Extents
     target: Target
     tiles: Mapping[str, RegisterTile]
+    blocks: Mapping[tuple[str, str], int]
 
     def plans(self, tree: Tree) -> Iterator[NestPlan]:
         match tree:
@@ -237,7 +251,8 @@ class _Planner:
         assert lanes is not None, "lanes run along an axis"
         is_contraction = self.roles.by_statement[update.name].contraction
         rows = rows_along(update, self.roles, tuple(axes), lanes) if is_contraction else ()
-        return choose(update, self.roles, self.extents, self.target, lanes=lanes, rows=rows)
+        block = self.blocks.get((update.name, lanes))
+        return choose(update, self.roles, self.extents, self.target, lanes=lanes, rows=rows, block=block)
 
     def rows_first(self, update: Statement, tile: RegisterTile) -> bool:
         """Whether all columns pass by a few rows before the next rows come."""

@@ -54,6 +54,23 @@ def test_elements_behind_the_last_vector_are_computed_and_nothing_beyond_them(n:
     np.testing.assert_array_equal(y[n:], -1)
 
 
+@pytest.mark.parametrize(("terms", "is_written_out"), [(2, True), (40, False)])
+def test_long_bodies_are_not_written_out_for_each_vector(terms: int, is_written_out: bool) -> None:
+    x, y = numbers(96), np.zeros(96, np.float32)
+    value: Expr = load("x", i)
+    for number in range(terms):
+        value = fl("add", fl("mul", value, load("x", i)), Const(float(number), f32))
+    body = loop("i", 96, store("y", [i], value), kind="vector")
+    _, module = module_of(body, {"x": x, "y": y}, vector_bits=256)
+    assert (module.text.count("store <8 x float>") == 12) == is_written_out
+    assert module.text.count("fmul") <= 256
+    run(body, {"x": x, "y": y}, vector_bits=256)
+    expected = x.copy()
+    for number in range(terms):
+        expected = expected * x + np.float32(number)
+    np.testing.assert_allclose(y, expected, rtol=1e-4)
+
+
 @pytest.mark.parametrize("n", [1, 16, 37, 130])
 @pytest.mark.parametrize("step", [2, 3])
 @pytest.mark.parametrize("is_dynamic", [False, True])

@@ -19,9 +19,9 @@ b = po.index("b")
 
 
 @po.op
-def batched(x: f32[B, M, K], y: f32[K, N]):
+def batched(x: f32[B, M, K], y: f32[B, K, N]):
     z = po.tensor("z")
-    z[b, i, j] += x[b, i, k] * y[k, j]
+    z[b, i, j] += x[b, i, k] * y[b, k, j]
     return z
 
 

@@ -186,6 +186,15 @@ def test_attention_allocates_no_array_of_scores(scale: float) -> None:
     np.testing.assert_allclose(causal(q, k, v), softmax_of(scores) @ v, rtol=2e-3 * scale, atol=2e-4 * scale)
 
 
+@pytest.mark.parametrize("target", ["avx2", "avx512"])
+def test_tiles_along_rows_fill_a_block_of_rows_without_a_rest(target: str) -> None:
+    lowering = causal.lower(*inputs(256, 256, 64), target=target)
+    block = 96
+    assert f"{block} x {block} points at a time" in str(lowering.report())
+    columns = {dict(nest.tiles)[nest.vector] for nest in lowering.tiling.nests if nest.vector in ("i#2", "i#3")}
+    assert columns and all(block % points == 0 for points in columns)
+
+
 def test_grouped_heads_share_their_keys_and_a_bias_is_turned_by_block() -> None:
     draw = np.random.default_rng(1).standard_normal
     q, k, v = draw((2, 2, 100, 8), np.float32), draw((2, 130, 8), np.float32), draw((2, 130, 8), np.float32)
