@@ -68,6 +68,7 @@ class KernelPrinter(LaunchPrinter):
         self._shared_lines: list[str] = []
         self._shared_bytes = 0
         self._in_loop = 0
+        self._is_filled = False
         self._lane_vars = {loop.var for loop in walk(self._body) if isinstance(loop, For) and loop.kind == "vector"}
 
     @property
@@ -141,7 +142,9 @@ class KernelPrinter(LaunchPrinter):
 
     def _together(self, loops: Sequence[For]) -> Iterator[str]:
         """Copies to shared memory: no thread reads what another one has not written, or writes what one still reads."""
-        yield "__syncthreads();"
+        if self._depth or self._is_filled:
+            yield "__syncthreads();"
+        self._is_filled = True
         for loop in loops:
             yield from self._dealt_to_all(loop)
         yield "__syncthreads();"
@@ -156,7 +159,16 @@ class KernelPrinter(LaunchPrinter):
         extents = [(as_number(folded("sub", one.upper, one.lower)) or 0) // one.step for one in nest]
         total, index = prod(extents), self._unused(f"{self._var(nest[0])}_all", "")
         start = self._thread_in_group(0)
-        yield f"for (int {index} = {start}; {index} < {total}; {index} += {self.threads}) {{"
+        if total == self.threads:
+            yield "{"
+            yield f"{INDENT}const int {index} = {start};"
+        elif total % self.threads == 0:
+            turn = self._unused(f"{self._var(nest[0])}_turn", "")
+            yield "#pragma unroll 1" if self._depth else "#pragma unroll"  # sums around need the registers
+            yield f"for (int {turn} = 0; {turn} < {total // self.threads}; ++{turn}) {{"
+            yield f"{INDENT}const int {index} = {start} + {turn} * {self.threads};"
+        else:
+            yield f"for (int {index} = {start}; {index} < {total}; {index} += {self.threads}) {{"
         below = total
         for one, extent in zip(nest, extents, strict=True):
             note(self._known, one)
@@ -215,10 +227,12 @@ class KernelPrinter(LaunchPrinter):
             yield from self._barrier(depth)
         yield from self._for(loop)
         self._in_loop += 1
+        self._depth += 1
         lines = list(self._uniform(loop.body, depth))
         if conflicts(body_touches, body_touches):
             lines += self._barrier(depth)
         self._in_loop -= 1
+        self._depth -= 1
         yield from indented(lines)
         yield "}"
 
@@ -365,7 +379,9 @@ class KernelPrinter(LaunchPrinter):
         if most is None or most > loop.chunk:
             step = loop.chunk * loop.step
             yield f"for ({self._index} {name} = {start}; {name} < {upper}; {name} += {step}) {{{comment(loop)}"
+            self._depth += 1
             yield from indented(self._dealt(rest, body, depth + 1, inside))
+            self._depth -= 1
             yield "}"
         elif loop.var in self._seen:  # another loop of the name stands before, in the same scope
             self._seen.discard(loop.var)

@@ -103,7 +103,7 @@ class LaunchPrinter(VectorPrinter):
             if any(s is None for s in strides):
                 return False
             reach = sum(abs(s or 0) * (e or 0) for s, e in zip(strides, extents)) if buffer.strides is not None else 0
-            if max(reach, prod(e or 0 for e in extents) * buffer.dtype.itemsize) * 2 >= NARROW:
+            if max(reach, prod(e or 0 for e in extents)) * 2 >= NARROW:
                 return False
         return all(self._fits(node) for expr in needed for node in walk_expr(expr))
 

@@ -16,7 +16,7 @@ from math import prod
 from typing import assert_never
 
 from polyopt.classes import dataclass
-from polyopt.codegen_cuda.cost import power_above, statement_bytes
+from polyopt.codegen_cuda.cost import SECTOR_BYTES, access_bytes, power_above, statement_bytes
 from polyopt.codegen_cuda.plan import CudaMapping, CudaNest
 from polyopt.dsl.affine import Affine, axes_of
 from polyopt.poly.roles import roles_of
@@ -37,6 +37,9 @@ launch."""
 
 TILES = (128, 64, 32)
 """Points along each side of a block's tile of a contraction; 256 threads have 64, 16 or 4 of them each."""
+
+SQUARE = 32
+"""Points along each side of a block's square of a transpose; twice as many of elements narrower than a word."""
 
 CONTRACTION_POINTS = 1024
 """A contraction with fewer results than this is left to rows: its sums are long."""
@@ -115,6 +118,8 @@ class _Planner:
                 return LAUNCH_BYTES + rows, self.rows(head, chain, shared, threads)
         order = [*(loop for loop in chain if loop is not lane), lane]
         tiles = self.tiles(head, order, body)
+        if tiles is None:
+            tiles = self.turned(head, chain, lane, body)
         if tiles is not None:
             return points, tiles
         names = tuple(loop.name for loop in order)
@@ -159,6 +164,41 @@ class _Planner:
         chunks = tuple(found[0] if loop is rows else found[1] if loop is columns else 1 for loop in order)
         reason = f"{_base(rows.name)} by {_base(columns.name)} in registers, operands in shared memory"
         return CudaNest(head.name, "tiles", tuple(loop.name for loop in order), chunks, reason=reason)
+
+    def turned(self, head: Loop, chain: Sequence[Loop], lane: Loop, body: Tree) -> CudaNest | None:
+        """Squares of two loops where results are contiguous along one and operands along the other; None where there
+        are none such."""
+        if not self.has_rows or self.scop.sizes or any(True for _ in loops(body)):
+            return None
+        for along in (lane, *(loop for loop in chain if loop is not lane)):
+            for across in reversed(chain):
+                items = [] if across is along else self.turned_items(along, across, statements(body))
+                if not items or min(self.extent(along), self.extent(across)) < SQUARE // 2:
+                    continue
+                side = SQUARE if min(items) >= 4 else 2 * SQUARE
+                order = [*(loop for loop in chain if loop not in (along, across)), across, along]
+                chunks = tuple(side if loop in (along, across) else 1 for loop in order)
+                reason = f"operands contiguous along {_base(across.name)} come through shared memory"
+                return CudaNest(head.name, "turned", tuple(loop.name for loop in order), chunks, reason=reason)
+        return None
+
+    def turned_items(self, along: Loop, across: Loop, names: Sequence[str]) -> list[int]:
+        """Bytes of the elements of operands to be turned; none where results are not contiguous along `along`."""
+        found: list[int] = []
+        for name in names:
+            statement = self.scop.statement(name)
+            axes = axis_of(along.row(name)), axis_of(across.row(name))
+            if None in axes:
+                return []
+            own = self.scop.array(statement.array).dtype
+            if access_bytes(statement.subscripts, own, axes[0]) != own.itemsize:
+                return []
+            for access in statement.reads:
+                dtype = self.scop.array(access.read.tensor).dtype
+                costs = [access_bytes(access.read.subscripts, dtype, axis) for axis in axes]
+                if costs == [SECTOR_BYTES, dtype.itemsize]:
+                    found.append(dtype.itemsize)
+        return found
 
     def rows(self, head: Loop, chain: Sequence[Loop], shared: Sequence[Loop], threads: int) -> CudaNest:
         """A warp or a block per point of the chain; several warps make a block."""

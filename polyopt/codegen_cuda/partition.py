@@ -12,7 +12,7 @@ from math import prod
 from typing import assert_never
 
 from polyopt.classes import dataclass
-from polyopt.codegen_cuda import staging
+from polyopt.codegen_cuda import staging, turning
 from polyopt.codegen_cuda.intervals import Interval, as_number, folded, interval
 from polyopt.codegen_cuda.vectors import Vectors
 from polyopt.dsl.ir import Op
@@ -107,6 +107,8 @@ class _Cutter:
         """Loops over tiles outside, over the points of a tile inside."""
         if prod(loop.chunk for loop in loops) > BLOCK_POINTS:
             staged = staging.staged(loops, body, self.vectors, reorderable=self.reorderable)
+            if staged is None:
+                staged = turning.turned(loops, body, self.vectors)
             if staged is not None:
                 return staged
             loops = _one_point_each(loops)

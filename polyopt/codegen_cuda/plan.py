@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from polyopt.classes import dataclass
 
-Style: TypeAlias = Literal["points", "tiles", "rows", "one block"]
+Style: TypeAlias = Literal["points", "tiles", "turned", "rows", "one block"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,8 @@ class CudaNest:
 
     style:   "points":    every point of the loops `grid` is a thread's; what is inside a thread does in order
              "tiles":     a block takes a tile of two loops, each of its 256 threads several points, whose sums it keeps
+             "turned":    a block takes a square of two loops; what is contiguous along the first comes through shared
+                          memory, neighboring threads run along the second
              "rows":      every point of `grid` is a block's (or a warp's), whose threads share the loops inside
              "one block": the threads of a single block share the loops inside; there is nothing outside
     grid:    the loops given to blocks, outermost first; the last one's threads are neighbors ("points")

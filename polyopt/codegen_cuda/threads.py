@@ -57,7 +57,8 @@ class Hoisted:
 class ThreadPrinter:
     """Prints the statements of one thread.
 
-    _own: buffers of each thread; _known: what divides the variables of the loops around
+    _own: buffers of each thread; _known: what divides the variables of the loops around;
+    _depth: how many loops of the thread are around
     """
 
     def __init__(self, shared: Names, reductions: Reductions) -> None:
@@ -69,6 +70,7 @@ class ThreadPrinter:
         self._seen: set[str] = set()
         self._own: set[str] = set()
         self._known: dict[str, int] = {}
+        self._depth = 0
 
     def _thread(self, statement: Stmt) -> Iterator[str]:
         match statement:
@@ -85,7 +87,9 @@ class ThreadPrinter:
                 yield from self._lanes(statement, store)
             case For():
                 yield from self._for(statement)
+                self._depth += 1
                 yield from indented(self._thread(statement.body))
+                self._depth -= 1
                 yield "}"
             case If(condition, then, otherwise):
                 yield f"if ({self._x.text(condition)}) {{"

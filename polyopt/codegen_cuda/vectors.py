@@ -162,7 +162,7 @@ class Vectors:
     lanes: the name of the loop over the lanes of each loop
     """
 
-    buffers: Mapping[str, Buffer]
+    buffers: dict[str, Buffer]
     fresh: Fresh
     known: dict[str, int] = field(default_factory=dict)
     lanes: dict[str, str] = field(default_factory=dict)
@@ -248,6 +248,11 @@ class _Spreader:
     width: int
     own: set[str] = field(default_factory=set)
 
+    @property
+    def first(self) -> str:
+        """Stands for the variable in what all lanes share."""
+        return f"first {self.var}"
+
     def visit(self, statement: Stmt) -> Stmt:
         match statement:
             case Block(body):
@@ -274,6 +279,7 @@ class _Spreader:
         if sum(1 for _ in walk_expr(store.value)) * self.width > STATEMENT_NODES:
             raise _Unsuited
         here: dict[str, Expr] = {self.var: Op("add", (index_var(self.var), index_var(self.lane)), i64)}
+        here[self.first] = index_var(self.var)
         if store.checks:
             raise _Unsuited
         self.check(store.buffer, store.indices)
@@ -283,7 +289,7 @@ class _Spreader:
             indices=self.placed(store.buffer, tuple(substitute(self.loads(i), here) for i in store.indices)),
             value=substitute(self.loads(store.value), here),
         )
-        return For(self.lane, integer(0), integer(self.width), changed, 1, "vector", self.var)
+        return For(self.lane, integer(0), integer(self.width), changed, 1, "vector", self.lane)
 
     def placed(self, buffer: str, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return (*indices, index_var(self.lane)) if buffer in self.own else indices
@@ -296,7 +302,9 @@ class _Spreader:
         self.check(load.buffer, load.indices)
         if any(_uses(load.indices[check.dimension], self.var) for check in load.checks):
             raise _Unsuited
-        mask = None if load.mask is None else self.loads(self.same(load.mask))
+        mask = None
+        if load.mask is not None:
+            mask = substitute(self.loads(self.same(load.mask)), {self.var: index_var(self.first)})
         indices = tuple(self.loads(index) for index in load.indices)
         return replace(load, indices=self.placed(load.buffer, indices), mask=mask)
 

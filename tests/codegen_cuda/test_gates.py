@@ -36,15 +36,15 @@ _WIDE = ((("LDG", "128"), 2), (("STG", "128"), 1))
 _TILES = (*_WIDE, (("STS", "128"), 2))
 
 GATES: dict[str, Gate] = {
-    "matmul_f32": Gate(registers=160, opcodes=(*_TILES, (("LDS", "128"), 64))),  # 64 sums a thread, and what they take
-    "matmul_bf16": Gate(registers=128, opcodes=(*_TILES, (("LDS", "128"), 4))),
-    "matmul_i8": Gate(registers=128, opcodes=_TILES),
-    "conv2d": Gate(registers=96, opcodes=(*_TILES, (("LDS", "128"), 48))),
+    "matmul_f32": Gate(registers=128, opcodes=(*_TILES, (("LDS", "128"), 64))),  # 64 sums: two blocks at a time
+    "matmul_bf16": Gate(registers=118, opcodes=(*_TILES, (("LDS", "128"), 4))),
+    "matmul_i8": Gate(registers=92, opcodes=_TILES),
+    "conv2d": Gate(registers=80, opcodes=(*_TILES, (("LDS", "128"), 48))),
     "layernorm": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
     "softmax": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
     "pointwise_bf16": Gate(registers=40, opcodes=((("LDG", "128"), 3), (("STG", "128"), 1))),
     "column_sum": Gate(sectors=6.2),
-    "transpose": Gate(sectors=4.6),
+    "transpose": Gate(registers=24, sectors=1.0, opcodes=((("LDG", "128"), 1), (("STG", "128"), 1))),
     "attention": Gate(wavefronts=1.05),  # scores in shared memory are not swizzled
 }
 

@@ -14,7 +14,7 @@ PO_KERNEL void __launch_bounds__(256) linear_relu_0(const float *__restrict__ x,
 #pragma unroll
     for (int i_own = 0; i_own < 2; ++i_own) {  // i
 #pragma unroll
-        for (int j_lane = 0; j_lane < 2; ++j_lane) {  // column
+        for (int j_lane = 0; j_lane < 2; ++j_lane) {
             y_tile[i_own * 2 + j_lane] = 0.0f;
         }
     }
@@ -58,7 +58,7 @@ PO_KERNEL void __launch_bounds__(256) linear_relu_0(const float *__restrict__ x,
             const po_vec<float, 2> b_2 = po_load<2>(&b[j_block + column]);
             po_vec<float, 2> out_2;
 #pragma unroll
-            for (int j_lane = 0; j_lane < 2; ++j_lane) {  // column
+            for (int j_lane = 0; j_lane < 2; ++j_lane) {
                 out_2.v[j_lane] = po_max_nan(y_tile[i_own * 2 + j_lane] + b_2.v[j_lane], 0.0f);
             }
             po_store<2>(&out[(i_block + (row + i_own * 16)) * 96 + (j_block + column)], out_2);
