@@ -24,7 +24,7 @@ from polyopt.codegen_c import emit, mapping
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
-from polyopt.fusion import attach, cascade, factors, joined, lift, rewrite, running, short_sums
+from polyopt.fusion import attach, cascade, factors, joined, lift, rewrite, running, shared, short_sums
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
 from polyopt.loops import interior
@@ -188,11 +188,11 @@ class Lowering:
         together = self._joined(plain)
         plain, notes = together.program, (*map(str, short), *together.notes)
         if self.options.numerics == "strict":
-            return self._factored(plain, notes)
+            return self._shared(plain, notes)
         program = lift.maxima(plain)
         plans = (cascade.decide(program, tensor.name) for tensor in program.tensors)
         if not any(plan is not None for plan in plans):
-            return self._factored(plain, notes)
+            return self._shared(plain, notes)
         found = self._extracted(program, notes)
         for tensor in program.tensors:
             plan = cascade.decide(found.program, tensor.name)
@@ -209,6 +209,16 @@ class Lowering:
             else:
                 _LOG.warning("%s: not in one pass, its parts need loops of their own: %s", self.program.name, plan)
         return found
+
+    def _shared(self, program: ir.Program, notes: tuple[str, ...]) -> Rewritten:
+        """The program with a costly value of a sum and its consumer as a row. Threads of a GPU do not keep rows."""
+        value = shared.decide(program, cache_bytes=self.options.target.l2_bytes // 4)
+        if value is None or self.options.target.gpu is not None:
+            return self._factored(program, notes)
+        with self._steered():
+            if not picks.choose(f"{value.tensor} once", True, lambda: (True, False)):
+                return self._factored(program, notes)
+        return self._factored(shared.apply(program, value), (*notes, str(value)))
 
     def _joined(self, program: ir.Program) -> joined.Joined:
         """The program with the axes as one that all arrays walk together. A GPU deals axes out to its threads apart."""

@@ -31,7 +31,7 @@ PASS = 8
 VECTORS = 8
 """Vectors of sums that pass by together: enough for the processor to wait for none, and to read whole cache lines."""
 
-LEAST_BLOCK, MOST_BLOCK = 512, 2048
+LEAST_BLOCK, MOST_BLOCK = 512, 4096
 """Sums of a block: long enough to read an operand in runs, short enough to stay in the first cache."""
 
 
@@ -205,7 +205,7 @@ class _Planner:
         together = max(len(loop.statements) for loop in loops(body) if loop.name in dict(passes))
         columns = min(tile.columns, max(1, VECTORS // together) * self.lanes(heavy))
         whole = self.extent(vector, heavy)
-        fitting = min(max(-(-whole // 4), LEAST_BLOCK), MOST_BLOCK)  # four blocks are work for four threads
+        fitting = min(max(-(-whole // 2), LEAST_BLOCK), MOST_BLOCK)  # two blocks saturate most memories
         points = picks.choose(f"block of {vector.name}", fitting, lambda: (fitting, whole, LEAST_BLOCK))
         block = -(-points // columns) * columns
         reason = f"{columns} sums stay in registers for {PASS} rows, {block} in the first cache, rows are read in runs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,10 @@ def test_what_a_loop_is_said_to_carry_is_what_it_carries(name: str) -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_deciding_twice_gives_the_same_plan(name: str) -> None:
     lowering = OPERATORS[name]()
-    assert str(decide.decide(lowering.scop, lowering.dependences)) == str(lowering.fusion)
+    again = decide.decide(lowering.scop, lowering.dependences)
+    assert str(replace(again, copies=lowering.fusion.copies)) == str(
+        lowering.fusion
+    )  # what a rewrite noted comes after
 
 
 def test_a_linear_layer_is_one_nest_with_a_register_tile() -> None:

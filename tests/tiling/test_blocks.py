@@ -80,9 +80,9 @@ def test_sums_over_many_long_rows_pass_by_in_blocks() -> None:
     (nest,) = nests(columns, M=2048, N=4096)
     lanes = MACHINE.lanes(32)
     assert dict(nest.tiles) == {"j": 8 * lanes} and nest.passes == (("i", 8),)
-    assert nest.block == 1024 and nest.block % (8 * lanes) == 0
-    assert "blocks of 1024 pass by 8 of i" in str(nest)
-    assert "blocks of 1024 pass by 8 of i" in str(columns.lower(target=MACHINE, M=2048, N=4096).report())
+    assert nest.block == 2048 and nest.block % (8 * lanes) == 0
+    assert "blocks of 2048 pass by 8 of i" in str(nest)
+    assert "blocks of 2048 pass by 8 of i" in str(columns.lower(target=MACHINE, M=2048, N=4096).report())
 
 
 @pytest.mark.parametrize(
