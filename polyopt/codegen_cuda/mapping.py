@@ -41,6 +41,12 @@ TILES = (128, 64, 32)
 SQUARE = 32
 """Points along each side of a block's square of a transpose; twice as many of elements narrower than a word."""
 
+COLUMN_WARPS = 32
+"""Warps of a block that share sums along columns."""
+
+EXCHANGE = 1.1
+"""What the sums of warps cost that meet in shared memory, against a thread's own."""
+
 CONTRACTION_POINTS = 1024
 """A contraction with fewer results than this is left to rows: its sums are long."""
 
@@ -114,6 +120,12 @@ class _Planner:
             threads = self.row_threads(around, inside)
             rows = self.traffic(shared, statements(body)) / self.utilisation(around * min(inside, threads))
             rows /= min(1.0, inside / WARP)
+            columns = self.columns(head, chain, lane, body)
+            if columns is not None:
+                threads_busy = around * min(self.extent(shared[0]), COLUMN_WARPS)
+                cost = LAUNCH_BYTES + self.traffic([lane], statements(body)) / self.utilisation(threads_busy)
+                if EXCHANGE * cost < min(points, LAUNCH_BYTES + rows):
+                    return cost, columns
             if LAUNCH_BYTES + rows < points:
                 return LAUNCH_BYTES + rows, self.rows(head, chain, shared, threads)
         order = [*(loop for loop in chain if loop is not lane), lane]
@@ -210,6 +222,22 @@ class _Planner:
         names = tuple(loop.name for loop in chain)
         chunks = (*(1 for _ in chain[1:]), warps)
         return CudaNest(head.name, "rows", names, chunks, tuple(s.name for s in shared), threads, reason)
+
+    def columns(self, head: Loop, chain: Sequence[Loop], lane: Loop, body: Tree) -> CudaNest | None:
+        """Neighboring threads along `lane`, warps that share the one sum inside; None where there is no such sum."""
+        children = body.children if isinstance(body, TreeSequence) else (body,)
+        sums = [child for child in children if not isinstance(child, Leaf)]
+        if self.scop.sizes or len(sums) != 1 or not isinstance(sums[0], Loop) or self.extent(lane) < WARP:
+            return None
+        if not all(loop.reduction and self.may_share(loop) for loop in loops(sums[0])):
+            return None
+        reducers = [self.scop.statement(name).reducer for name in sums[0].statements]
+        if any(reducer is None or reducer.neutral is None for reducer in reducers):
+            return None
+        names = tuple(loop.name for loop in (*(loop for loop in chain if loop is not lane), lane))
+        chunks = (*(1 for _ in chain[1:]), WARP)
+        reason = f"neighbors along {_base(lane.name)}, warps share {_base(sums[0].name)}"
+        return CudaNest(head.name, "columns", names, chunks, (sums[0].name,), COLUMN_WARPS, reason)
 
     def one_block(self, tree: Loop) -> CudaNest | None:
         """A recurrence or a reduction whose steps one block can hold."""

@@ -12,7 +12,7 @@ from math import prod
 from typing import assert_never
 
 from polyopt.classes import dataclass
-from polyopt.codegen_cuda import staging, turning
+from polyopt.codegen_cuda import columns, staging, turning
 from polyopt.codegen_cuda.intervals import Interval, as_number, folded, interval
 from polyopt.codegen_cuda.vectors import Vectors
 from polyopt.dsl.ir import Op
@@ -112,6 +112,9 @@ class _Cutter:
             if staged is not None:
                 return staged
             loops = _one_point_each(loops)
+        summed = columns.columns(loops, body, self.vectors) if self.reorderable else None
+        if summed is not None:
+            return summed
         width, threads, body = self.spread(loops, body)
         ranges: dict[str, Interval] = {}
         points: list[For] = []

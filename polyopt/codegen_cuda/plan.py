@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from polyopt.classes import dataclass
 
-Style: TypeAlias = Literal["points", "tiles", "turned", "rows", "one block"]
+Style: TypeAlias = Literal["points", "tiles", "turned", "rows", "columns", "one block"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class CudaNest:
              "turned":    a block takes a square of two loops; what is contiguous along the first comes through shared
                           memory, neighboring threads run along the second
              "rows":      every point of `grid` is a block's (or a warp's), whose threads share the loops inside
+             "columns":   a block takes 32 points of the last loop, along which threads are neighbors; its warps share
+                          the outermost loop of the sum inside
              "one block": the threads of a single block share the loops inside; there is nothing outside
     grid:    the loops given to blocks, outermost first; the last one's threads are neighbors ("points")
     chunks:  how many iterations of each loop of `grid` one block takes

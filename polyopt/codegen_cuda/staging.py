@@ -49,7 +49,7 @@ UNROLLED = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
+class Sum:
     """The parts of a nest's body. around: loops of the sum, outermost first; local: buffers of a point's own"""
 
     before: tuple[Store, ...]
@@ -65,7 +65,7 @@ def staged(loops: Sequence[For], body: Stmt, vectors: Vectors, *, reorderable: b
     reorderable: whether the loops of the sum may change places
     """
     wide = [loop for loop in loops if loop.chunk > 1]
-    found = _parts(body)
+    found = parts_of(body)
     if len(wide) != 2 or found is None or not all(_is_plain(loop, loops) for loop in wide):
         return None
     depth = _tiled_loop(found, reorderable=reorderable)
@@ -86,7 +86,11 @@ def staged(loops: Sequence[For], body: Stmt, vectors: Vectors, *, reorderable: b
     return _Tiler(found, rows, columns, depth, vectors).nest(loops)
 
 
-def _parts(body: Stmt) -> _Sum | None:
+def parts_of(body: Stmt, outermost: LoopKind = "serial") -> Sum | None:
+    """The parts of a nest's body if it is one sum of stored values and what stands around it; None otherwise.
+
+    outermost: the kind of the sum's first loop
+    """
     local: list[Buffer] = []
     while isinstance(body, Alloc):
         local.append(body.buffer)
@@ -98,7 +102,7 @@ def _parts(body: Stmt) -> _Sum | None:
         return None
     around: list[For] = []
     inner: Stmt = statements[sums[0]]
-    while isinstance(inner, For) and inner.kind in ("serial", "unrolled"):
+    while isinstance(inner, For) and inner.kind in ("serial", "unrolled", outermost if not around else "serial"):
         around.append(inner)
         inner = inner.body
     if not isinstance(inner, Store) or inner.reducer is None or inner.checks or inner.reducer.neutral is None:
@@ -111,7 +115,7 @@ def _parts(body: Stmt) -> _Sum | None:
         return None  # what is made before the sum for the sum would have to be kept for each point
     if any(isinstance(node, Load) and node.buffer in own for node in walk_expr(inner.value)):
         return None
-    return _Sum(stores[: sums[0]], tuple(around), inner, stores[sums[0] :], tuple(local))
+    return Sum(stores[: sums[0]], tuple(around), inner, stores[sums[0] :], tuple(local))
 
 
 def _is_plain(loop: For, loops: Sequence[For]) -> bool:
@@ -119,7 +123,7 @@ def _is_plain(loop: For, loops: Sequence[For]) -> bool:
     return loop.step == 1 and as_number(loop.lower) is not None and as_number(loop.upper) is not None
 
 
-def _tiled_loop(found: _Sum, *, reorderable: bool) -> For | None:
+def _tiled_loop(found: Sum, *, reorderable: bool) -> For | None:
     """The loop of the sum that is cut into pieces: the longest, if it may become the innermost."""
     plain = [loop for loop in found.around if loop.step == 1 and extent(loop) is not None]
     if not reorderable:
@@ -134,7 +138,7 @@ def _tiled_loop(found: _Sum, *, reorderable: bool) -> For | None:
 class _Tiler:
     """Builds the nest of one contraction."""
 
-    def __init__(self, found: _Sum, rows: Side, columns: Side, depth: For, vectors: Vectors) -> None:
+    def __init__(self, found: Sum, rows: Side, columns: Side, depth: For, vectors: Vectors) -> None:
         self._sum, self._rows, self._columns, self._depth = found, rows, columns, depth
         self._vectors = vectors
         self._fresh = vectors.fresh

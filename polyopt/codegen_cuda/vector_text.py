@@ -88,7 +88,7 @@ class VectorPrinter(ThreadPrinter):
 
     def _vector(self, buffer: str, width: int) -> str:
         """A new vector of a buffer's elements."""
-        base = f"{self._shared.names[buffer]}_{width}"
+        base = f"{self._shared.names[buffer]}_v{width}"
         name, taken = base, {*self._shared.names.values(), *self._shared.names}
         while name in taken:
             self._vectors += 1

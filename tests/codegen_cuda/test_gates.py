@@ -43,7 +43,7 @@ GATES: dict[str, Gate] = {
     "layernorm": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
     "softmax": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
     "pointwise_bf16": Gate(registers=40, opcodes=((("LDG", "128"), 3), (("STG", "128"), 1))),
-    "column_sum": Gate(sectors=6.2),
+    "column_sum": Gate(registers=32, sectors=1.0),
     "transpose": Gate(registers=24, sectors=1.0, opcodes=((("LDG", "128"), 1), (("STG", "128"), 1))),
     "attention": Gate(wavefronts=1.05),  # scores in shared memory are not swizzled
 }

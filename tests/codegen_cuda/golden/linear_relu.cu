@@ -55,13 +55,13 @@ PO_KERNEL void __launch_bounds__(256) linear_relu_0(const float *__restrict__ x,
 #pragma unroll
     for (int i_own = 0; i_own < 2; ++i_own) {  // i
         if (i_block + (row + i_own * 16) < 100) {
-            const po_vec<float, 2> b_2 = po_load<2>(&b[j_block + column]);
-            po_vec<float, 2> out_2;
+            const po_vec<float, 2> b_v2 = po_load<2>(&b[j_block + column]);
+            po_vec<float, 2> out_v2;
 #pragma unroll
             for (int j_lane = 0; j_lane < 2; ++j_lane) {
-                out_2.v[j_lane] = po_max_nan(y_tile[i_own * 2 + j_lane] + b_2.v[j_lane], 0.0f);
+                out_v2.v[j_lane] = po_max_nan(y_tile[i_own * 2 + j_lane] + b_v2.v[j_lane], 0.0f);
             }
-            po_store<2>(&out[(i_block + (row + i_own * 16)) * 96 + (j_block + column)], out_2);
+            po_store<2>(&out[(i_block + (row + i_own * 16)) * 96 + (j_block + column)], out_v2);
         }
     }
 }
