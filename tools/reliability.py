@@ -2,8 +2,9 @@
 
     python tools/reliability.py
 
-The totals come from tests/reliability.json, to which `polyopt fuzz --log`, `python -m tests.fuzz.verdicts --log` and
-`python -m tests.mutation.harness --log` add a line for each commit. What a CI run tries is read from the tests.
+The totals come from tests/reliability.json, to which `polyopt fuzz --log`, `python -m tests.fuzz.verdicts --log`,
+`python -m tests.mutation.harness --log` and `python -m tests.codegen_c.exhaustive --log` add a line for each commit.
+What a CI run tries is read from the tests.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from polyopt.fuzz import log  # noqa: E402 - the checkout at hand, installed or not
 from polyopt.fuzz.generate import PLANS  # noqa: E402
+from tests.codegen_c import exhaustive  # noqa: E402
 from tests.fuzz import test_random_operators, test_verdicts, verdicts  # noqa: E402
 from tests.mutation import harness, test_mutation  # noqa: E402
 from tests.robustness import test_processes  # noqa: E402
@@ -59,7 +61,8 @@ def rows() -> Iterator[tuple[str, str, str, str, str, str]]:
         return str(sum(entry.failures for entry in entries if entry.figure == figure))
 
     programs = test_random_operators.BLOCKS * test_random_operators.BLOCK
-    kernels = f"{programs} programs, about {programs * PLANS:,} plans"
+    emulated = f"{test_random_operators.GPU_CASES} programs on the emulator"
+    kernels = f"{programs} programs, about {programs * PLANS:,} plans; {emulated}"
     tried = f"{total('programs', 'kernels'):,} kernels of {total('programs', 'programs'):,} programs"
     yield (
         "1",
@@ -102,6 +105,15 @@ def rows() -> Iterator[tuple[str, str, str, str, str, str]]:
         ("11", "mistakes and the messages they earn", "all", "`pytest tests/errors`"),
     ):
         yield number, what, share, "", "", command
+
+    yield (
+        "12",
+        "functions of one float32 within 2 ulp of the exact value, for each of the 2^32 arguments",
+        "a sample",
+        f"{total('functions', 'functions')} of {len(exhaustive.NAMES)} functions",
+        false("functions"),
+        "`python -m tests.codegen_c.exhaustive --log tests/reliability.json`",
+    )
 
 
 def _shared() -> str:
