@@ -45,6 +45,7 @@ from polyopt.loops.ir import (
     Load,
     Stmt,
     Store,
+    integer,
     substatements,
     walk,
     walk_expr,
@@ -176,6 +177,7 @@ class KernelPrinter(LaunchPrinter):
             text = index if below == 1 else f"{index} / {below}"
             text = text if one is nest[0] else f"{text} % {extent}"
             text = text if one.step == 1 else f"{text} * {one.step}"
+            text = text if one.lower == integer(0) else f"{self._x.value(one.lower).within(2)} + {text}"
             yield f"{INDENT}const int {self._var(one)} = {text};"
         yield from indented(self._thread(inner))
         yield "}"

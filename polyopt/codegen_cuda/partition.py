@@ -145,7 +145,7 @@ class _Cutter:
             return 1, last.chunk, body
         vectors = self.vectors
         vectors.known.clear()
-        width = vectors.widest(last, body, last.chunk)
+        width = vectors.widest(last, body, last.chunk // 2)  # a block loop has two threads at least
         spread = vectors.spread(body, last.var, width) if width > 1 else None
         if spread is None:
             return 1, last.chunk, body

@@ -79,6 +79,14 @@ def halves(x: f32[M, N]) -> object:
 
 
 @po.op
+def ends(x: f64[M], z: f64[M]) -> object:
+    y = po.tensor("y", shape=(M,))
+    y[i] = po.when(i >= M - 2, 3 * z[i])
+    y[i] = po.when(~(i >= M - 2), 2 * x[i])
+    return y
+
+
+@po.op
 def gram(x: f32[M, K]) -> object:
     y = po.tensor("y")
     y[i, j] += x[i, k] * x[j, k]
@@ -154,6 +162,14 @@ def test_rows_take_vectors(shape: tuple[int, int]) -> None:
     assert not outcome.problems, f"{outcome.problems[0]}\n{lowering.source('cuda')}"
     powers = np.exp(args[0].astype(np.float64))
     assert_equals(outcome.results[0], powers / powers.sum(axis=1, keepdims=True))
+
+
+@needs_compiler
+def test_a_nest_of_one_vector_starts_where_it_starts() -> None:
+    args = (np.arange(8.0), np.arange(8.0))
+    outcome = emulate(lowered(ends, *args), inputs(ends, args), {})
+    assert not outcome.problems
+    assert_equals(outcome.results[0], np.where(np.arange(8) >= 6, 3 * args[1], 2 * args[0]))
 
 
 FAULTS = {
