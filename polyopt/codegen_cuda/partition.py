@@ -121,6 +121,8 @@ class _Cutter:
         outer: list[For] = []
         for loop in loops:
             lower, upper = interval(loop.lower, ranges)[0], interval(loop.upper, ranges)[1]
+            if loop.step > 1 and loop.lower != lower:
+                loop = replace(loop, step=1)  # points of a tile start at different places between two steps
             if loop.chunk == 1:
                 outer.append(replace(loop, lower=lower, upper=upper))
                 points.append(loop)

@@ -115,3 +115,20 @@ def test_the_names_of_sums_are_no_names_of_arrays() -> None:
 
     x, weights = np.ones((8, 70), np.float32), np.arange(70, dtype=np.float32)
     check(named, (x, weights, weights), 2 * np.array([weights[: 70 - row].sum() for row in range(8)]))
+
+
+@needs_compiler
+def test_steps_that_start_elsewhere_in_each_row_are_all_done() -> None:
+    M, N = po.sizes("M N")
+    i, j = po.indices("i j")
+
+    @po.op
+    def thirds(x: po.f32[M, N]) -> object:
+        y = po.tensor("y", shape=(M, N))
+        y[j, i] = po.when((i + j) % 3 == 1, 2 * x[j, i])
+        y[j, i] = po.when(~((i + j) % 3 == 1), 3 * x[j, i])
+        return y
+
+    x = np.arange(512.0, dtype=np.float32).reshape(16, 32)
+    rows, columns = np.indices(x.shape)
+    check(thirds, (x,), np.where((rows + columns) % 3 == 1, 2 * x, 3 * x))
