@@ -28,6 +28,7 @@ from polyopt.errors import (
     ScheduleError,
     ShapeError,
 )
+from polyopt.options import Options
 from polyopt.problem import Picks, Problem
 from polyopt.progress import Progress
 from polyopt.runtime import arrays, fastcall, jit
@@ -42,7 +43,7 @@ from polyopt.runtime.pool import POOLS, is_supported, pool_text
 from polyopt.target import GpuTarget, Rates, Target, preset, rates_from_json
 
 if TYPE_CHECKING:
-    from polyopt.pipeline import Lowering, Options
+    from polyopt.pipeline import Lowering
     from polyopt.runtime.cuda.calls import CudaCall, CudaKernel
     from polyopt.runtime.emulator.driver import Emulator, Mode
 
@@ -450,9 +451,7 @@ def _compile(problem: Problem, key: str, make_lowering: Callable[[], Lowering]) 
 
 
 def _options(problem: Problem, picks: Picks | None) -> Options:
-    from polyopt import pipeline
-
-    return pipeline.Options(problem.numerics, problem.target, problem.dynamic, dict(problem.layouts), picks)
+    return Options(problem.numerics, problem.target, problem.dynamic, dict(problem.layouts), picks)
 
 
 def _load(info: KernelInfo, object_code: bytes) -> Kernel:

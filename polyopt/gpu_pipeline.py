@@ -21,7 +21,8 @@ from polyopt.fusion import attach
 from polyopt.loops import lower as loops_lower
 from polyopt.loops import split as loops_split
 from polyopt.loops.ir import Buffer, LoopProgram
-from polyopt.pipeline import Copies, Lowering, Options
+from polyopt.options import Options
+from polyopt.pipeline import Copies, Lowering
 from polyopt.poly import extract, storage
 from polyopt.poly import tree as trees
 from polyopt.poly.legality import Proof
@@ -139,9 +140,9 @@ class GpuLowering(Lowering):
             strides=self.options.layouts,
         )
         loops = partition.partition(
-            loops_split.split(loops), reorderable=self.options.numerics != "strict", blocks=self.gpu.sms
+            loops_split.split(loops), reorderable=not self.options.is_strict, blocks=self.gpu.sms
         )
-        cuda = cuda_emit.emit(loops, contract=self.options.numerics != "strict")
+        cuda = cuda_emit.emit(loops, contract=not self.options.is_strict)
         decided = GpuDecided(TilingPlan(()), mapped, tree, schedule, places, loops, cuda, "; ".join(failures))
         return replace(decided, proof=self._prove(decided, self.dependences))
 

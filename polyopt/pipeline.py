@@ -8,23 +8,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import islpy as isl
 
-from polyopt import picks
+from polyopt import picks, rewriting
 from polyopt import report as reports
-from polyopt import target as targets
 from polyopt import text as texts
 from polyopt.classes import dataclass
 from polyopt.codegen_c import emit, mapping
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
-from polyopt.fusion import attach, cascade, factors, joined, lift, rewrite, running, shared, short_sums
+from polyopt.fusion import attach
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
 from polyopt.loops import interior
@@ -32,7 +31,8 @@ from polyopt.loops import lower as loops_lower
 from polyopt.loops import split as loops_split
 from polyopt.loops.ir import Expr, For, LoopProgram
 from polyopt.loops.ir import walk as walk_statements
-from polyopt.picks import Pick, Question
+from polyopt.options import Options
+from polyopt.picks import Question
 from polyopt.poly import cycles, dependence, extract, legality, ranges, storage
 from polyopt.poly import tree as trees
 from polyopt.poly.dependence import Dependences
@@ -41,6 +41,7 @@ from polyopt.poly.scop import Scop
 from polyopt.poly.space import isl_errors, operation_budget
 from polyopt.poly.storage import StoragePlan
 from polyopt.poly.tree import Tree
+from polyopt.rewriting import Rewritten
 from polyopt.runtime import extent, jit
 from polyopt.runtime.kernel import ArrayInfo, ConditionInfo, KernelInfo, SiteInfo
 from polyopt.target import Target
@@ -62,23 +63,6 @@ PROOF_OPERATIONS = 1_000_000
 
 PLAN_OPERATIONS = 400_000
 """What isl may do for one plan (copies, fusion, tiles and storage); beyond it, a plainer plan is made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a kernel is specialised to, apart from the program.
-
-    numerics: "default", "strict" or "fast"
-    dynamic:  names of the sizes that stay symbolic
-    layouts:  byte strides per argument or result; None, or absent, for C-contiguous
-    picks:    what a tuner decided, instead of the cost models; None: nothing, and nobody wants to know what was asked
-    """
-
-    numerics: str = "default"
-    target: Target = field(default_factory=targets.host)
-    dynamic: tuple[str, ...] = ()
-    layouts: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
-    picks: tuple[Pick, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +91,6 @@ def build(lowering: Lowering) -> Built:
     """Object code of a lowering, its schedule proved legal."""
     target = lowering.options.target
     return Built(jit.compile_object(lowering.module.text, target), lowering.info, str(lowering.report()))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rewritten:
-    """The program after rewrites, its scop, and what one-pass reductions ask of the fusion.
-
-    rows:  for each statement of a cascade, the loops that it shares, outermost first
-    notes: a sentence for each cascade, each joined axis and each sum that is written out
-    """
-
-    program: ir.Program
-    scop: Scop
-    dependences: Dependences
-    rows: Mapping[str, tuple[tuple[str, Affine], ...]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,61 +150,10 @@ class Lowering:
 
     @cached_property
     def _rewritten(self) -> Rewritten:
-        short = () if self.given_up else short_sums.decide(self.program)
-        plain = rewrite.rewrite(short_sums.apply(self.program, short), numerics=self.options.numerics)
         if self.given_up:
-            return self._extracted(plain)
-        together = self._joined(plain)
-        plain, notes = together.program, (*map(str, short), *together.notes)
-        if self.options.numerics == "strict":
-            return self._shared(plain, notes)
-        program = lift.maxima(plain)
-        plans = (cascade.decide(program, tensor.name) for tensor in program.tensors)
-        if not any(plan is not None for plan in plans):
-            return self._shared(plain, notes)
-        found = self._extracted(program, notes)
-        for tensor in program.tensors:
-            plan = cascade.decide(found.program, tensor.name)
-            if plan is None:
-                continue
-            with self._steered():
-                if not picks.choose(f"{tensor.name} in one pass", True, lambda: (True, False)):
-                    continue
-            one_pass, blocks = running.apply(found.program, plan)
-            one = self._extracted(one_pass)
-            rows = {**found.rows, **blocks.shared_rows(one.scop, taken=found.rows)}
-            if fusion_decide.can_share(one.scop, one.dependences, rows):
-                found = replace(one, rows=rows, notes=(*found.notes, str(plan)))
-            else:
-                _LOG.warning("%s: not in one pass, its parts need loops of their own: %s", self.program.name, plan)
-        return found
-
-    def _shared(self, program: ir.Program, notes: tuple[str, ...]) -> Rewritten:
-        """The program with a costly value of a sum and its consumer as a row. Threads of a GPU do not keep rows."""
-        value = shared.decide(program, cache_bytes=self.options.target.l2_bytes // 4)
-        if value is None or self.options.target.gpu is not None:
-            return self._factored(program, notes)
+            return rewriting.plain(self.program, self.options)
         with self._steered():
-            if not picks.choose(f"{value.tensor} once", True, lambda: (True, False)):
-                return self._factored(program, notes)
-        return self._factored(shared.apply(program, value), (*notes, str(value)))
-
-    def _joined(self, program: ir.Program) -> joined.Joined:
-        """The program with the axes as one that all arrays walk together. A GPU deals axes out to its threads apart."""
-        if self.options.target.gpu is not None:
-            return joined.Joined(program)
-        strided = {name for name, layout in self.options.layouts.items() if layout is not None}
-        return joined.join(program, strided=strided, reorder=self.options.numerics != "strict")
-
-    def _factored(self, program: ir.Program, notes: tuple[str, ...]) -> Rewritten:
-        """The scop of a program whose sums compute what they repeat only once. On a GPU that is another kernel."""
-        once = factors.Factored(program) if self.options.target.gpu is not None else factors.take_out(program)
-        return self._extracted(once.program, (*notes, *once.notes))
-
-    def _extracted(self, program: ir.Program, notes: tuple[str, ...] = ()) -> Rewritten:
-        scop = extract.extract(program)
-        dependences = dependence.compute(scop, strict=self.options.numerics == "strict")
-        return Rewritten(program, scop, dependences, notes=notes)
+            return rewriting.rewrite(self.program, self.options)
 
     @cached_property
     def _copies(self) -> Copies:
@@ -321,7 +239,7 @@ class Lowering:
         """What must run before what."""
         if self.scop is self._rewritten.scop:  # nothing is copied
             return self._rewritten.dependences
-        return dependence.compute(self.scop, strict=self.options.numerics == "strict")
+        return dependence.compute(self.scop, strict=self.options.is_strict)
 
     @cached_property
     def fusion(self) -> FusionPlan:
@@ -472,7 +390,7 @@ class Lowering:
         Raises `LegalityError` with a violating pair of instances.
         """
         used = self.settled
-        return used._prove(used._decided, dependence.compute(used.scop, strict=self.options.numerics == "strict"))
+        return used._prove(used._decided, dependence.compute(used.scop, strict=self.options.is_strict))
 
     @cached_property
     def module(self) -> LlvmModule:

@@ -14,7 +14,8 @@ import polyopt as po
 from polyopt import f32, f64, i32
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
 from polyopt.fusion.decide import decide
-from polyopt.pipeline import Lowering, Options, build, lower, resolve
+from polyopt.options import Options
+from polyopt.pipeline import Lowering, build, lower, resolve
 from polyopt.poly.dependence import Dependences
 from polyopt.poly.storage import StoragePlan
 from polyopt.poly.tree import Loop, Sequence, Tree, as_schedule, loops

@@ -229,6 +229,9 @@ def _as_tuple(results: Any) -> tuple[Array, ...]:
     return tuple(map(np.asarray, parts))
 
 
+_LOGGERS = ("polyopt.pipeline", "polyopt.rewriting")
+
+
 class _Warnings(logging.Handler):
     """Collects the compiler's warnings: a plan that had to be given up is a failure of the planner."""
 
@@ -240,8 +243,10 @@ class _Warnings(logging.Handler):
         self.seen.append(record.getMessage())
 
     def __enter__(self) -> _Warnings:
-        logging.getLogger("polyopt.pipeline").addHandler(self)
+        for name in _LOGGERS:
+            logging.getLogger(name).addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        logging.getLogger("polyopt.pipeline").removeHandler(self)
+        for name in _LOGGERS:
+            logging.getLogger(name).removeHandler(self)

@@ -1,0 +1,101 @@
+"""The equations that schedules are made for: every rewrite of a program in its order, and the scop of what comes out.
+
+Each rewrite stands in a module of its own in `fusion` and says when it is worth it; here is only what follows what. All
+but the one-pass reductions, which strict numerics go without, leave every result the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import field, replace
+
+from polyopt import picks
+from polyopt.classes import dataclass
+from polyopt.dsl import ir
+from polyopt.dsl.affine import Affine
+from polyopt.fusion import cascade, factors, joined, lift, running, shared, short_sums
+from polyopt.fusion import decide as fusion_decide
+from polyopt.fusion import rewrite as rewrites
+from polyopt.options import Options
+from polyopt.poly import dependence, extract
+from polyopt.poly.dependence import Dependences
+from polyopt.poly.scop import Scop
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rewritten:
+    """The program after rewrites, its scop, and what one-pass reductions ask of the fusion.
+
+    rows:  for each statement of a cascade, the loops that it shares, outermost first
+    notes: a sentence for each cascade, each joined axis and each sum that is written out
+    """
+
+    program: ir.Program
+    scop: Scop
+    dependences: Dependences
+    rows: Mapping[str, tuple[tuple[str, Affine], ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def plain(program: ir.Program, options: Options) -> Rewritten:
+    """Folded and inlined, and nothing more."""
+    return _extracted(rewrites.rewrite(program, numerics=options.numerics), options)
+
+
+def rewrite(program: ir.Program, options: Options) -> Rewritten:
+    """The program that is worth a schedule on the options' target."""
+    short = short_sums.decide(program)
+    folded = rewrites.rewrite(short_sums.apply(program, short), numerics=options.numerics)
+    together = _joined(folded, options)
+    notes = (*map(str, short), *together.notes)
+    return _in_one_pass(together.program, options, notes) or _once(together.program, options, notes)
+
+
+def _joined(program: ir.Program, options: Options) -> joined.Joined:
+    """Axes that all arrays walk together as one. A GPU deals axes out to its threads apart."""
+    if options.is_on_gpu:
+        return joined.Joined(program)
+    strided = {name for name, layout in options.layouts.items() if layout is not None}
+    return joined.join(program, strided=strided, reorder=not options.is_strict)
+
+
+def _in_one_pass(plain: ir.Program, options: Options, notes: tuple[str, ...]) -> Rewritten | None:
+    """Sums that follow a maximum in one pass with it; None where there are none."""
+    if options.is_strict:
+        return None
+    program = lift.maxima(plain)
+    if all(cascade.decide(program, tensor.name) is None for tensor in program.tensors):
+        return None
+    found = _extracted(program, options, notes)
+    for tensor in program.tensors:
+        plan = cascade.decide(found.program, tensor.name)
+        if plan is None or not picks.choose(f"{tensor.name} in one pass", True, lambda: (True, False)):
+            continue
+        one_pass, blocks = running.apply(found.program, plan)
+        one = _extracted(one_pass, options)
+        rows = {**found.rows, **blocks.shared_rows(one.scop, taken=found.rows)}
+        if fusion_decide.can_share(one.scop, one.dependences, rows):
+            found = replace(one, rows=rows, notes=(*found.notes, str(plan)))
+        else:
+            _LOG.warning("%s: not in one pass, its parts need loops of their own: %s", program.name, plan)
+    return found
+
+
+def _once(program: ir.Program, options: Options, notes: tuple[str, ...]) -> Rewritten:
+    """What a sum and its consumer both compute, and what a sum repeats, computed once. Threads of a GPU compute it
+    again."""
+    if options.is_on_gpu:
+        return _extracted(program, options, notes)
+    value = shared.decide(program, cache_bytes=options.target.l2_bytes // 4)
+    if value is not None and picks.choose(f"{value.tensor} once", True, lambda: (True, False)):
+        program, notes = shared.apply(program, value), (*notes, str(value))
+    factored = factors.take_out(program)
+    return _extracted(factored.program, options, (*notes, *factored.notes))
+
+
+def _extracted(program: ir.Program, options: Options, notes: tuple[str, ...] = ()) -> Rewritten:
+    scop = extract.extract(program)
+    return Rewritten(program, scop, dependence.compute(scop, strict=options.is_strict), notes=notes)
