@@ -12,7 +12,7 @@ import islpy as isl
 
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, Compare, Condition, Or, axes_of, condition_affines, conjunction, size
-from polyopt.errors import DefinitionError
+from polyopt.errors import DefinitionError, ScheduleError
 from polyopt.poly.intervals import as_range, window
 from polyopt.poly.space import Space, bounds, isl_errors, operation_budget, project_onto
 
@@ -48,7 +48,10 @@ def largest_interval(
         context = good.intersect(happening).params()
         if context.is_empty():
             return as_range(base.name, (Affine(0),), (Affine(0),))
-        return _interval(base, good, bad, happening.intersect(good), context, space, equation)
+        try:
+            return _interval(base, good, bad, happening.intersect(good), context, space, equation)
+        except ScheduleError:
+            raise _ambiguous(base.name, equation, "where it ends is no affine expression of the sizes") from None
 
 
 def _without_guards(base: ir.Axis, reads: Sequence[GuardedSubscript]) -> ir.Axis | None:
@@ -103,7 +106,10 @@ def _interval(
 
 
 def _hull(name: str, values: isl.Set, happening: isl.Set, sizes: isl.Set) -> ir.Axis | None:
-    """The smallest range around the values; where they have no end, around those at which reads happen."""
+    """The smallest range around the values; where they have no end, around those at which reads happen.
+
+    Raises `ScheduleError` where the ends are no affine expressions of the sizes.
+    """
     whole = bounds(values.intersect_params(sizes), 0)
     reading = bounds(happening.intersect_params(sizes), 0)
     axis = as_range(name, whole.lower or reading.lower, whole.upper or reading.upper)

@@ -568,3 +568,27 @@ def _resolved_or_none(one: ir.Program) -> ir.Program | None:
 
 def _shapes(one: ir.Program, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
     return [tuple(affine.evaluate(extent, {}, sizes) for extent in t.shape or ()) for t in one.tensors]
+
+
+def half_read(index: po.Index) -> po.Op:
+    height, width, size = po.sizes("height width size")
+
+    @po.op(dynamic=True)
+    def y(x: po.f32[height, width], start: po.f32[size]):
+        t = po.tensor("t", dtype=po.f32)
+        row, column = index // 3 + index % 2, 2 * index
+        inside = (row < height) & (column < width)
+        t[index] = po.when(index >= size - 3, start[index])
+        t[index] = po.when(index < size - 3, po.where(inside, x[row, column], 1.0) - t[index + 3])
+        return t
+
+    return y
+
+
+def test_a_range_that_no_affine_bound_ends_is_asked_for() -> None:
+    x, start = np.arange(128, dtype=np.float32).reshape(8, 16), np.ones(9, np.float32)
+    with pytest.raises(DefinitionError, match="index 'k' in the definition of 't' has no single range") as raised:
+        half_read(po.index("k"))(x, start)
+    assert "extent=" in str(raised.value)
+    told = half_read(po.index("k", extent=po.size("size")))
+    np.testing.assert_array_equal(told(x, start), told.reference(x, start).astype(np.float32))
