@@ -29,7 +29,7 @@ def test_random_operators_do_what_the_reference_does(block: int) -> None:
         kernels += outcome.kernels
         assert outcome.verdict != "fails", f"{outcome.kind}: {outcome.detail}\n\n{case.script()}"
     assert verdicts["agrees"] > BLOCK // 2, "most random operators should be ones that mean something"
-    assert kernels > 4 * BLOCK, "most of the plans that are drawn should be legal"
+    assert kernels > 4 * verdicts["agrees"], "most of the plans that are drawn should be legal"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")

@@ -151,9 +151,11 @@ def test_planes_that_a_later_statement_reads_are_not_folded_away() -> None:
 
 
 def test_statistics_of_a_row_are_scalars_private_to_it() -> None:
+    rows = {"shared"}  # the exponentials of a softmax, which its sum and its result take
     for lowering in (softmax.lower(M=5, N=40), layernorm.lower(M=5, N=40)):
         for buffer in lowering.storage.buffers:
-            assert buffer.extent == (constant(1),) and buffer.scope, str(buffer)
+            extent = (constant(1), constant(40)) if buffer.array in rows else (constant(1),)
+            assert buffer.extent == extent and buffer.scope, str(buffer)
 
 
 def test_a_temporary_without_dimensions_can_be_private() -> None:
