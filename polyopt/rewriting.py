@@ -1,7 +1,8 @@
 """The equations that schedules are made for: every rewrite of a program in its order, and the scop of what comes out.
 
-Each rewrite stands in a module of its own in `fusion` and says when it is worth it; here is only what follows what. All
-but the one-pass reductions, which strict numerics go without, leave every result the same to the last bit.
+Each rewrite stands in a module of its own in `fusion` and says when it is worth it; here is only what follows what.
+With strict numerics every result stays the same to the last bit: sums keep their order, and none runs in one pass with
+its maximum.
 """
 
 from __future__ import annotations

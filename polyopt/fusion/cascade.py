@@ -35,6 +35,7 @@ from polyopt.dsl.affine import (
 from polyopt.fusion import rescale
 from polyopt.fusion.rescale import Rescale
 from polyopt.fusion.rewrite import at_axes, inlined
+from polyopt.names import unused
 from polyopt.poly.space import Space
 
 ROWS = POINTS = 96
@@ -471,10 +472,7 @@ def apart(equation: ir.Equation, names: Mapping[str, str], rows: tuple[str, ...]
         a.name for n in ir.walk(equation.value) if isinstance(n, ir.Reduce) for a in n.axes
     }
     for name in sorted(bound - names.keys()):
-        fresh, number = name, 1
-        while fresh in taken:
-            number += 1
-            fresh = f"{name}_{number}"
+        fresh = unused(name, taken)
         taken.add(fresh)
         if fresh != name:
             result[name] = fresh

@@ -20,6 +20,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, Condition, axes_of, axis, condition_affines, conjunction
 from polyopt.fusion.rewrite import cost
+from polyopt.names import unused
 
 LEAST_SAVED = 64
 """Scalar operations on each element that repay writing and reading it once more."""
@@ -166,7 +167,8 @@ class _Finder:
         """A read of the temporary that holds the expression."""
         subscripts = tuple(axis(a.name) for a in axes)
         if expr not in self.factors:
-            name = _fresh(f"{self.equation.tensor}_factor", self.taken)
+            name = unused(f"{self.equation.tensor}_factor", self.taken)
+            self.taken.add(name)
             shape = tuple(a.upper[0] for a in axes)
             tensor = ir.Tensor(name, expr.dtype, shape, "local", len(axes), self.equation.span)
             names = {a.name for a in axes}
@@ -225,12 +227,3 @@ def _extent(one: ir.Axis) -> int:
     if not all(bound.is_constant for bound in bounds):
         return ASSUMED
     return max(0, min(b.constant for b in one.upper) - max(b.constant for b in one.lower))
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    candidate, number = name, 1
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}_{number}"
-    taken.add(candidate)
-    return candidate

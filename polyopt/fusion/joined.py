@@ -17,6 +17,7 @@ from dataclasses import field, replace
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis, condition_affines
+from polyopt.names import unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ def _applied(program: ir.Program, found: _Class) -> tuple[ir.Program, str]:
     equations: list[ir.Equation] = []
     note = ""
     for equation in program.equations:
-        names = {pair: _fresh("_".join(pair), taken) for pair in sorted(found.axes.get(equation.name, ()))}
+        names = {pair: unused("_".join(pair), taken) for pair in sorted(found.axes.get(equation.name, ()))}
         if names:
             pair, *_ = names
             note = note or (
@@ -283,11 +284,3 @@ class _Joiner:
                 return replace(expr, body=self.value(body), axes=self.axes(axes))
             case _:
                 return ir.rebuild(expr, self.value)
-
-
-def _fresh(name: str, taken: Collection[str]) -> str:
-    candidate, number = name, 1
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}_{number}"
-    return candidate

@@ -7,6 +7,7 @@ from dataclasses import replace
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, axis
 from polyopt.fusion.cascade import axes_in
+from polyopt.names import unused
 
 
 def maxima(program: ir.Program) -> ir.Program:
@@ -30,10 +31,7 @@ def _lifted(program: ir.Program, equation: ir.Equation) -> ir.Program:
     def lift(node: ir.Reduce) -> ir.Read:
         own = axes_in(node)
         axes = tuple(a for a in equation.axes if a.name in own)
-        name, number = f"{equation.tensor}_{node.reducer.name}", 1
-        while name in used:
-            number += 1
-            name = f"{equation.tensor}_{node.reducer.name}_{number}"
+        name = unused(f"{equation.tensor}_{node.reducer.name}", used)
         used.add(name)
         subscripts = tuple(axis(a.name) for a in axes)
         tensors.append(ir.Tensor(name, node.dtype, tuple(a.upper[0] for a in axes), "local", len(axes), node.span))

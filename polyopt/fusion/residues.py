@@ -39,6 +39,7 @@ from polyopt.dsl.affine import (
     map_condition,
     substitute,
 )
+from polyopt.names import unused
 
 MOST_PARTS = 16
 """Temporaries that one tensor is split into."""
@@ -370,9 +371,6 @@ def _length(one: ir.Axis) -> int:
 
 def _fresh(name: str, taken: set[str]) -> str:
     """A name that is not taken, and is from now on."""
-    number, found = 0, name
-    while found in taken:
-        number += 1
-        found = f"{name}_{number}"
+    found = unused(name, taken)
     taken.add(found)
     return found

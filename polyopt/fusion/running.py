@@ -44,6 +44,7 @@ from polyopt.fusion import rescale
 from polyopt.fusion.cascade import Cascade, Consumer, RunningSum, axes_in, conditions, leaf_equation
 from polyopt.fusion.rescale import Rescale
 from polyopt.fusion.rewrite import at_axes, drop_unused
+from polyopt.names import unused
 from polyopt.poly.extract import highest, lowest
 from polyopt.poly.scop import Scop
 from polyopt.poly.space import Space
@@ -73,7 +74,7 @@ class Blocks:
         """
         names = {loop for rows in taken.values() for loop, _ in rows}
         rest = [name for name in self.rows if name != self.row]
-        loops = {name: _fresh(name, names) for name in (*rest, f"{self.row}_block", self.block)}
+        loops = {name: unused(name, names) for name in (*rest, f"{self.row}_block", self.block)}
         found: dict[str, tuple[tuple[str, Affine], ...]] = {}
         for statement in scop.statements:
             touched = {statement.array, *(access.read.tensor for access in statement.reads)}
@@ -321,7 +322,7 @@ class _Writer:
 
     def define(self, hint: str, axes: Sequence[ir.Axis], value: ir.Expr, guard: Condition) -> ir.Read:
         """A new local tensor over the axes; gives the read of its element."""
-        name = _fresh(hint, self.used)
+        name = unused(hint, self.used)
         self.used.add(name)
         subscripts = tuple(axis(a.name) for a in axes)
         shape = tuple(a.upper[0] for a in axes)
@@ -334,7 +335,7 @@ class _Writer:
         self, hint: str, axes: Sequence[ir.Axis], first: ir.Expr, later: Callable[[ir.Read], ir.Expr]
     ) -> ir.Read:
         """A tensor that is `first` in a row's first block, and `later` of the block before from then on."""
-        name = _fresh(hint, self.used)
+        name = unused(hint, self.used)
         before = self.before(ir.Read(name, tuple(axis(a.name) for a in axes), first.dtype))
         return self.define(
             name, axes, ir.Where(self.is_first(), first, later(before), first.dtype), self.guard_of_rows()
@@ -454,11 +455,3 @@ class _Writer:
             hint = f"{self.cascade.maximum}_correction"
             self.corrections[rule] = self.define(hint, self.maximum.axes, value, TRUE)
         return self.corrections[rule]
-
-
-def _fresh(hint: str, used: set[str]) -> str:
-    name, number = hint, 1
-    while name in used:
-        number += 1
-        name = f"{hint}_{number}"
-    return name

@@ -16,6 +16,7 @@ from polyopt.dsl.affine import TRUE, Affine, axis
 from polyopt.fusion.cascade import axes_in
 from polyopt.fusion.rewrite import at_axes, cost
 from polyopt.fusion.short_sums import length
+from polyopt.names import unused
 
 LEAST_COST = 20
 """Scalar operations from which on a value is worth a store and a load: one transcendental function."""
@@ -63,11 +64,7 @@ def decide(program: ir.Program, *, cache_bytes: int) -> SharedValue | None:
     for place in consumers:
         for other in places:
             if other.summed and _follows(place, other) and _bytes(other) <= cache_bytes:
-                name, number = "shared", 1
-                while name in names:
-                    number += 1
-                    name = f"shared_{number}"
-                return SharedValue(name, place.axes, place.value)
+                return SharedValue(unused("shared", names), place.axes, place.value)
     return None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, If, Stmt, Store, index_var, substitute
+from polyopt.names import unused
 
 
 def rename(statement: Stmt, taken: frozenset[str]) -> Stmt:
@@ -25,7 +26,7 @@ def _visit(statement: Stmt, names: Mapping[str, Expr], taken: frozenset[str]) ->
         case Block(body):
             return Block(tuple(_visit(inner, names, taken) for inner in body))
         case For(var=var):
-            name = _free(re.sub(r"_\d+$", "", var), taken)
+            name = unused(re.sub(r"_\d+$", "", var), taken)
             body = _visit(statement.body, {**names, var: index_var(name)}, taken | {name})
             return replace(statement, var=name, lower=expr(statement.lower), upper=expr(statement.upper), body=body)
         case If(condition, then, otherwise):
@@ -44,11 +45,3 @@ def _visit(statement: Stmt, names: Mapping[str, Expr], taken: frozenset[str]) ->
 
 def _buffer(buffer: Buffer, names: Mapping[str, Expr]) -> Buffer:
     return replace(buffer, shape=tuple(substitute(extent, dict(names)) for extent in buffer.shape))
-
-
-def _free(base: str, taken: frozenset[str]) -> str:
-    name, number = base, 1
-    while name in taken:
-        number += 1
-        name = f"{base}_{number}"
-    return name

@@ -18,6 +18,7 @@ from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, Condition, Not, axes_of, axis, condition_affines, conjunction
 from polyopt.dtypes import DType
 from polyopt.errors import DefinitionError, Span
+from polyopt.names import unused
 from polyopt.poly.scop import Access, Array, Scop, Statement
 from polyopt.poly.space import Space
 
@@ -384,12 +385,9 @@ class _Builder:
     # -- names -------------------------------------------------------------------------------------------------
 
     def fresh(self, name: str) -> str:
-        candidate, number = name, 1
-        while candidate in self.used:
-            number += 1
-            candidate = f"{name}_{number}"
-        self.used.add(candidate)
-        return candidate
+        found = unused(name, self.used)
+        self.used.add(found)
+        return found
 
     def new_array(self, name: str, dtype: DType, shape: tuple[Affine, ...]) -> str:
         name = self.fresh(name)

@@ -19,6 +19,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis, constant
 from polyopt.dtypes import DType
+from polyopt.names import unused
 from polyopt.poly.dependence import Dependences
 from polyopt.poly.distance import DistanceTester
 from polyopt.poly.roles import Roles
@@ -310,7 +311,7 @@ def _packed(scop: Scop, packing: Packing) -> tuple[Scop, str, tuple[str, ...]]:
     update = scop.statement(packing.update)
     access = update.reads[packing.read]
     names = {s.name for s in scop.statements} | {a.name for a in scop.arrays}
-    name = _fresh(f"{packing.array}_packed", names)
+    name = unused(f"{packing.array}_packed", names)
     copy, order = _copy_statement(scop, update, access, packing, name)
     source = scop.array(packing.array)
     shape, along = source.shape, False
@@ -417,13 +418,5 @@ def _redirected(
     return replace(update, value=visit(update.value), reads=reads)
 
 
-def _fresh(name: str, taken: Sequence[str] | set[str]) -> str:
-    candidate, number = name, 1
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}_{number}"
-    return candidate
-
-
 def _fresh_axis(name: str, statement: Statement) -> str:
-    return _fresh(name, set(statement.axes))
+    return unused(name, set(statement.axes))
