@@ -9,7 +9,7 @@ which all of them are decided becomes a loop of its own with the decisions writt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from polyopt.classes import dataclass
@@ -58,15 +58,15 @@ def _split(loop: For) -> Stmt:
     start, step = int(loop.lower.value), loop.step
     count = -(-(int(loop.upper.value) - start) // step)
     stretch = Stretch(loop.var, start, step, 0, count)
-    values: dict[Expr, bool] = {}
-    for test, lowest, greatest in _tests(loop, start + (count // 2) * step):
+    values: dict[Place, dict[Expr, bool]] = {}
+    for place, test, lowest, greatest in _tests(loop, start + (count // 2) * step):
         narrowed = stretch.where(lowest, greatest)
         if narrowed is not None:
-            values[test], stretch = narrowed
+            values.setdefault(place, {})[test], stretch = narrowed
     interior = stretch.last - stretch.first
     if interior < max(FEWEST, count // 2):
         return replace(loop, body=_visit(loop.body))
-    body = _decided(loop.body, values)
+    body = _decided(loop.body, (), values)
     if body == loop.body:
         return replace(loop, body=_visit(loop.body))
 
@@ -116,41 +116,59 @@ class Stretch:
         return replace(self, first=first, last=last)
 
 
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What the variable of a loop inside the tile runs through."""
+
+    variable: str
+    lower: Expr
+    upper: Expr
+
+
+Place = tuple[Range, ...]
+"""Where a store stands: the loops around it, outermost first. A test is decided for each place of its own, since loops
+side by side have variables of one name."""
+
+
 # --- tests ------------------------------------------------------------------------------------------------------
 
 
-def _tests(loop: For, middle: int) -> Iterator[tuple[Expr, Affine, Affine]]:
-    """Each `a >= b` on which the body depends, with bounds of `a - b` that know the loop's variable alone."""
-    seen: set[Expr] = set()
-    for store, inner in _stores(loop.body, ()):
+def _tests(loop: For, middle: int) -> Iterator[tuple[Place, Expr, Affine, Affine]]:
+    """Each `a >= b` on which the body depends and where, with bounds of `a - b` that know the loop's variable alone."""
+    seen: set[tuple[Place, Expr]] = set()
+    for store, place in _stores(loop.body, ()):
         for expr in (*store.indices, store.value):
             for node in walk_expr(expr):
-                for test, difference in _decisive(node, inner, loop.var, middle):
-                    bounds = _bounds(difference, inner, loop.var)
-                    if test not in seen and bounds is not None:
-                        seen.add(test)
-                        yield test, *bounds
+                for test, difference in _decisive(node, place, loop.var, middle):
+                    bounds = _bounds(difference, place, loop.var)
+                    if (place, test) not in seen and bounds is not None:
+                        seen.add((place, test))
+                        yield place, test, *bounds
 
 
-def _stores(statement: Stmt, inner: tuple[For, ...]) -> Iterator[tuple[Store, tuple[For, ...]]]:
-    """The stores and the loops around each, outermost first."""
+def _stores(statement: Stmt, place: Place) -> Iterator[tuple[Store, Place]]:
+    """The stores and where each stands."""
     match statement:
         case Block(body):
             for one in body:
-                yield from _stores(one, inner)
+                yield from _stores(one, place)
         case For(body=body):
-            yield from _stores(body, (*inner, statement))
+            yield from _stores(body, _inside(statement, place))
         case Alloc(_, body):
-            yield from _stores(body, inner)
+            yield from _stores(body, place)
         case If(_, then, otherwise):
             for arm in (then, otherwise):
                 if arm is not None:
-                    yield from _stores(arm, inner)
+                    yield from _stores(arm, place)
         case Store():
-            yield statement, inner
+            yield statement, place
 
 
-def _decisive(node: Expr, inner: Sequence[For], variable: str, middle: int) -> Iterator[tuple[Expr, Affine]]:
+def _inside(loop: For, place: Place) -> Place:
+    return (*place, Range(loop.var, loop.lower, loop.upper))
+
+
+def _decisive(node: Expr, place: Place, variable: str, middle: int) -> Iterator[tuple[Expr, Affine]]:
     """Comparisons that an operation is decided by, as `split.decide` takes them, with what must not be negative."""
     match node:
         case Op("ge", (left, right)):
@@ -159,7 +177,7 @@ def _decisive(node: Expr, inner: Sequence[For], variable: str, middle: int) -> I
             yield from _comparison(Op("ge", (left, right), bool_), left, right)
         case Op("floordiv", (left, Const(divisor))) if node.dtype == i64 and int(divisor) > 0:
             numerator = as_affine(left)
-            bounds = None if numerator is None else _bounds(numerator, inner, variable)
+            bounds = None if numerator is None else _bounds(numerator, place, variable)
             if bounds is None:
                 return
             at = [b.constant + b.coefficient(AxisRef(variable)) * middle for b in bounds]
@@ -177,24 +195,24 @@ def _comparison(test: Expr, left: Expr, right: Expr) -> Iterator[tuple[Expr, Aff
         yield test, first - second
 
 
-def _bounds(affine: Affine, inner: Sequence[For], variable: str) -> tuple[Affine, Affine] | None:
+def _bounds(affine: Affine, place: Place, variable: str) -> tuple[Affine, Affine] | None:
     """The least and the greatest value while the loops inside run, as functions of the variable; None for others."""
     low = high = affine
-    for loop in reversed(inner):
-        ends = _ends(loop, variable)
+    for around in reversed(place):
+        ends = _ends(around, variable)
         if ends is None:
-            if any(loop.var in _names(side) for side in (low, high)):
+            if any(around.variable in _names(side) for side in (low, high)):
                 return None
             continue
-        low, high = _without(low, loop.var, *ends), _without(high, loop.var, *reversed(ends))
+        low, high = _without(low, around.variable, *ends), _without(high, around.variable, *reversed(ends))
     known = all(_names(side) <= {variable} and not _has_floor(side) for side in (low, high))
     return (low, high) if known else None
 
 
-def _ends(loop: For, variable: str) -> tuple[Affine, Affine] | None:
+def _ends(around: Range, variable: str) -> tuple[Affine, Affine] | None:
     """The least first and the greatest last value of a loop; bounds that move with the variable before constants."""
-    lower = _best(_arms(loop.lower, "maximum"), variable)
-    upper = _best(_arms(loop.upper, "minimum"), variable)
+    lower = _best(_arms(around.lower, "maximum"), variable)
+    upper = _best(_arms(around.upper, "minimum"), variable)
     return None if lower is None or upper is None else (lower, upper - 1)
 
 
@@ -237,15 +255,17 @@ def _has_floor(affine: Affine) -> bool:
 # --- writing decisions in ---------------------------------------------------------------------------------------
 
 
-def _decided(statement: Stmt, values: Mapping[Expr, bool]) -> Stmt:
+def _decided(statement: Stmt, place: Place, values: Mapping[Place, dict[Expr, bool]]) -> Stmt:
     """The statement with decisions in what it stores; bounds of loops stay as they are."""
     match statement:
         case Block(body):
-            return Block(tuple(_decided(inner, values) for inner in body))
-        case For() | Alloc():
-            return replace(statement, body=_decided(statement.body, values))
+            return Block(tuple(_decided(inner, place, values) for inner in body))
+        case For(body=body):
+            return replace(statement, body=_decided(body, _inside(statement, place), values))
+        case Alloc(_, body):
+            return replace(statement, body=_decided(body, place, values))
         case If(_, then, otherwise):
-            rest = None if otherwise is None else _decided(otherwise, values)
-            return replace(statement, then=_decided(then, values), otherwise=rest)
+            rest = None if otherwise is None else _decided(otherwise, place, values)
+            return replace(statement, then=_decided(then, place, values), otherwise=rest)
         case Store():
-            return decide(statement, dict(values))
+            return decide(statement, values[place]) if place in values else statement

@@ -13,8 +13,10 @@ from polyopt.dsl.affine import Affine, AxisRef
 from polyopt.dsl.ir import Op
 from polyopt.loops import interior
 from polyopt.loops.instances import enumerate_instances
-from polyopt.loops.ir import For, LoopProgram, Store, walk, walk_expr
+from polyopt.loops.interpret import interpret
+from polyopt.loops.ir import Block, Expr, For, LoopProgram, Store, walk, walk_expr
 from tests.golden.test_golden import MACHINE
+from tests.loops.nests import argument, load, loop, op, store
 
 H, W = po.sizes("H W")
 i, j = po.indices("i j")
@@ -100,6 +102,23 @@ def test_the_pieces_hold_every_instance_once_and_in_order(monkeypatch: pytest.Mo
     pieces = instances()
     monkeypatch.setattr(interior, "split", lambda program: program)
     assert pieces == instances()
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_each_of_two_loops_of_one_name_decides_for_itself(wraps: bool) -> None:
+    """What the first of two loops side by side decided was written into the second, whose variable has its name."""
+    place = op("sub", "k", op("mul", op("floordiv", "k", 6), 6)) if wraps else op("minimum", "k", 5)
+
+    def lanes(first: str | Expr, last: str | Expr, statement: str) -> For:
+        return loop("k", last, store(statement, "y", ("k",), load("x", place)), start=first, kind="vector")
+
+    tile, middle = "k_tile", op("add", "k_tile", 6 if wraps else 5)
+    body = Block((lanes(tile, middle, "low"), lanes(middle, op("add", tile, 8), "high")))
+    around = loop(tile, 8, body, step=8, kind="serial")
+    program = LoopProgram("edge", (argument("x", 6), argument("y", 8)), (), (), ("y",), around)
+    y = np.empty(8)
+    interpret(interior.split(program), {"x": np.arange(6.0), "y": y})
+    np.testing.assert_array_equal(y, [0, 1, 2, 3, 4, 5, *((0, 1) if wraps else (5, 5))])
 
 
 def test_a_stretch_never_leaves_its_loop() -> None:
