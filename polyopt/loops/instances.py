@@ -63,22 +63,32 @@ class Instance:
     """One execution of a store.
 
     reads:    in order of evaluation; for an update not the element it updates
-    reducer:  not None for an update
     position: the iterations of parallel and vector loops around it, outermost first
-    text:     the store, for messages
     """
 
-    statement: str
+    store: Store
     point: Point
     reads: tuple[Access, ...]
     write: Access
-    reducer: Reducer | None
     position: tuple[Iteration, ...]
-    text: str
+
+    @property
+    def statement(self) -> str:
+        return self.store.statement
+
+    @property
+    def reducer(self) -> Reducer | None:
+        """Not None for an update."""
+        return self.store.reducer
 
     @property
     def key(self) -> Key:
         return self.statement, self.point
+
+    @property
+    def text(self) -> str:
+        """The store, for messages."""
+        return head_text(self.store)
 
 
 def enumerate_instances(
@@ -117,7 +127,7 @@ class Walker:
     entries: int = 0
     shapes: dict[str, tuple[int, Point]] = field(default_factory=dict)
     reads: list[Access] = field(default_factory=list)
-    text: str = ""
+    store: Store | None = None  # the last that was executed
 
     def __post_init__(self) -> None:
         for buffer in (*self.program.arguments, *self.program.workspace):
@@ -161,7 +171,7 @@ class Walker:
         self.values.pop(loop.var, None)
 
     def _execute(self, store: Store) -> Iterator[Instance]:
-        self.reads, self.text = [], head_text(store)
+        self.reads, self.store = [], store
         try:
             self._touch(store.value)
             index = self._place(store.buffer, store.indices, store.checks)
@@ -169,7 +179,7 @@ class Walker:
             return
         point = tuple(self._integer(value) for value in store.instance)
         write = Access(store.buffer, self.shapes[store.buffer][0], index)
-        yield Instance(store.statement, point, tuple(self.reads), write, store.reducer, self.position, self.text)
+        yield Instance(store, point, tuple(self.reads), write, self.position)
 
     def _touch(self, expr: Expr) -> None:
         """Notes every element that evaluating `expr` reads, where its mask holds."""
@@ -207,7 +217,10 @@ class Walker:
             raise _CheckFailed
         what = f"{buffer}{list(index)} is outside the shape {shape}"
         facts = {"rule": "bounds", "buffer": buffer, "index": index, "shape": shape}
-        raise LegalityError(f"the loop program is wrong: {what}", why=f"in: {self.text}", facts=facts)
+        raise LegalityError(f"the loop program is wrong: {what}", why=self._where(), facts=facts)
+
+    def _where(self) -> str:
+        return "" if self.store is None else f"in: {head_text(self.store)}"
 
     def _integer(self, expr: Expr) -> int:
         """The value of an index or condition; loads in it are noted and read from the given arrays."""
