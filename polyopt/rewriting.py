@@ -15,7 +15,7 @@ from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine
-from polyopt.fusion import cascade, factors, joined, lift, running, shared, short_sums
+from polyopt.fusion import cascade, factors, joined, lift, margins, running, shared, short_sums
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion import rewrite as rewrites
 from polyopt.options import Options
@@ -50,9 +50,17 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     """The program that is worth a schedule on the options' target."""
     short = short_sums.decide(program)
     folded = rewrites.rewrite(short_sums.apply(program, short), numerics=options.numerics)
-    together = _joined(folded, options)
-    notes = (*map(str, short), *together.notes)
+    wide = _widened(folded, options)
+    together = _joined(wide.program, options)
+    notes = (*map(str, short), *wide.notes, *together.notes)
     return _in_one_pass(together.program, options, notes) or _once(together.program, options, notes)
+
+
+def _widened(program: ir.Program, options: Options) -> margins.Widened:
+    """What sums read beyond edges from copies. Threads of a GPU ask where an edge is."""
+    if options.is_on_gpu or not picks.choose("copy margins", True, lambda: (True, False)):
+        return margins.Widened(program)
+    return margins.widen(program)
 
 
 def _joined(program: ir.Program, options: Options) -> joined.Joined:

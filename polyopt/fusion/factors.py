@@ -19,7 +19,7 @@ from math import prod
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, Condition, axes_of, axis, condition_affines, conjunction
-from polyopt.fusion.rewrite import cost
+from polyopt.fusion.rewrite import cost, depends_on
 from polyopt.names import unused
 
 LEAST_SAVED = 64
@@ -119,23 +119,13 @@ class _Finder:
             return ()
         reads = [node for node in nodes if isinstance(node, ir.Read)]
         order = next((found for read in reads if (found := _scanned(read)) and set(found) == names), None)
-        if order is None or self.depends_on_sum(reads) or not self.can_be_computed(expr, reads, by_name, guard, names):
+        if (
+            order is None
+            or depends_on(self.program, (r.tensor for r in reads), self.equation.tensor)
+            or not self.can_be_computed(expr, reads, by_name, guard, names)
+        ):
             return ()
         return tuple(by_name[name] for name in order)
-
-    def depends_on_sum(self, reads: Sequence[ir.Read]) -> bool:
-        """Whether a read, or what it is computed from, is the tensor that the sum defines."""
-        seen: set[str] = set()
-        work = [read.tensor for read in reads]
-        while work:
-            name = work.pop()
-            if name not in seen:
-                seen.add(name)
-                for equation in self.program.definitions(name):
-                    subscripts = (s.value for s in equation.subscripts if isinstance(s, ir.DataIndex))
-                    for expr in (equation.value, *subscripts):
-                        work.extend(read.tensor for read in ir.reads(expr))
-        return self.equation.tensor in seen
 
     def can_be_computed(
         self,

@@ -6,7 +6,7 @@ consumers where computing it again costs less than storing and loading it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -119,6 +119,18 @@ def _equation_reads(equation: ir.Equation) -> Iterator[ir.Read]:
         if isinstance(subscript, ir.DataIndex):
             yield from ir.reads(subscript.value)
     yield from ir.reads(equation.value)
+
+
+def depends_on(program: ir.Program, tensors: Iterable[str], other: str) -> bool:
+    """Whether one of the tensors, or what it is computed from, is the other one."""
+    seen: set[str] = set()
+    work = list(tensors)
+    while work:
+        name = work.pop()
+        if name not in seen:
+            seen.add(name)
+            work.extend(r.tensor for equation in program.definitions(name) for r in _equation_reads(equation))
+    return other in seen
 
 
 # --- inlining -------------------------------------------------------------------------------------------------
