@@ -85,9 +85,16 @@ def verify(program: LoopProgram) -> None:
     scope.check(program.body)
 
 
-def _require(condition: bool, rule: str, what: str, why: str = "") -> None:
-    if not condition:
-        raise _fault(rule, what, why)
+def _require(condition: bool, rule: str, what: str, where: Expr | Store | None = None) -> None:
+    if condition:
+        return
+    match where:
+        case None:
+            raise _fault(rule, what)
+        case Store():
+            raise _fault(rule, what, head_text(where))
+        case _:
+            raise _fault(rule, what, expr_text(where))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +148,7 @@ class _Scope:
     def _check_store(self, store: Store) -> None:
         buffer = self._access(store.buffer, store.indices, store.checks)
         is_input = buffer.space == "argument" and buffer.name not in self.program.written
-        _require(not is_input, "buffers", f"the input '{buffer.name}' is written", head_text(store))
+        _require(not is_input, "buffers", f"the input '{buffer.name}' is written", store)
         self._typed(store.value, buffer.dtype, f"the value stored to '{buffer.name}'")
         for expr in store.instance:
             self._typed(expr, i64, f"an axis value of '{store.statement}'")
@@ -163,7 +170,7 @@ class _Scope:
 
     def _typed(self, expr: Expr, dtype: DType, what: str) -> None:
         found = self._dtype(expr)
-        _require(found == dtype, "dtypes", f"{what} is {found} and must be {dtype}", expr_text(expr))
+        _require(found == dtype, "dtypes", f"{what} is {found} and must be {dtype}", expr)
 
     def _dtype(self, expr: Expr) -> DType:
         """The dtype of an expression whose parts have been checked."""
@@ -192,7 +199,7 @@ class _Scope:
             raise _fault("dtypes", f"there is no operation '{op.name}' of {len(op.args)} operands")
         types = [self._dtype(arg) for arg in op.args]
         if op.name == "select":
-            _require(types.pop(0).is_bool, "dtypes", "a choice is made by a value that is no bool", expr_text(op))
+            _require(types.pop(0).is_bool, "dtypes", "a choice is made by a value that is no bool", op)
         operand = types[0]
         fits = {
             "number": not operand.is_bool,
@@ -204,7 +211,7 @@ class _Scope:
         ok = all(dtype == operand for dtype in types) and fits[row.operands]
         ok = ok and op.dtype == (bool_ if row.result == "bool" else operand)
         names = ", ".join(map(str, types))
-        _require(ok, "dtypes", f"'{op.name}' is applied to {names} and gives {op.dtype}", expr_text(op))
+        _require(ok, "dtypes", f"'{op.name}' is applied to {names} and gives {op.dtype}", op)
 
 
 # --- judging the enumeration ----------------------------------------------------------------------------------
