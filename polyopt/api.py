@@ -7,22 +7,19 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-
-from polyopt import compilation, settings
+from polyopt import bounded, compilation, settings
 from polyopt.classes import dataclass
 from polyopt.dsl import trace as tracing
 from polyopt.dsl.bind import solve_sizes, specialise
-from polyopt.dsl.expr import Size, walk
 from polyopt.dsl.ir import Program
-from polyopt.dsl.recognise import NeedsSizes
 from polyopt.dsl.results import Structure
-from polyopt.dsl.signature import Parameter, Signature, read_signature
+from polyopt.dsl.signature import Signature, read_signature
 from polyopt.dsl.text import program_text
 from polyopt.dsl.trace import Traced
-from polyopt.errors import ArgumentError, BoundsError, DefinitionError, PolyoptError, ShapeError
+from polyopt.equations import Equations
+from polyopt.errors import ArgumentError, PolyoptError
 from polyopt.problem import Choices, Numerics, Problem, check_choices
 from polyopt.quick import QuickWays
 from polyopt.runtime import arguments, arrays, pool
@@ -41,11 +38,6 @@ settings.configure_logging(settings.current())
 
 set_num_threads = pool.set_num_threads
 strict_checks = settings.strict_checks
-
-Value = TypeVar("Value")
-
-KEPT_CALLS = 4096
-"""Kinds of calls that an op remembers; the oldest are forgotten first. Their kernels stay in the disk cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,12 +59,12 @@ class Op:
         self.signature: Signature = read_signature(function)
         self._function = function
         self._choices = check_choices(choices)
+        self._equations = Equations(function, self.signature, self._choices)
         self._names = tuple(parameter.name for parameter in self.signature.parameters)
         self._glance = Glance(self.signature)
         self._ways = QuickWays(self.signature)
         self._hot: dict[Hashable, Variant] = {}
         self._variants: dict[Hashable, _Prepared] = {}
-        self._traces: dict[Hashable, Traced] = {}
         self._ahead: list[object] = []
         self._on: dict[object, Op] = {}
 
@@ -144,7 +136,7 @@ class Op:
         return variant.structure.rebuild(list(map(given.wrap, results)))
 
     def _call_into(self, given: Arguments, out: Any, args: tuple[Any, ...]) -> Any:
-        traced = self._traced(given)
+        traced = self._equations.traced(given)
         values = result_arrays.by_position(out, traced.structure.rebuild(range(traced.structure.count)), "out")
         targets = {name: result_arrays.writable(values[n], name) for n, name in enumerate(traced.program.results)}
         compilation.check_places({**given.arrays, **targets}, self._target(given))
@@ -161,7 +153,7 @@ class Op:
         seen = self._glance.look(args, kwargs)
         if seen is None or settings.has_overrides() or compilation.has_other_device():
             return
-        _put(self._hot, seen[0], variant)
+        bounded.put(self._hot, seen[0], variant)
 
     # --- from arguments to a kernel -----------------------------------------------------------------------------
 
@@ -190,17 +182,17 @@ class Op:
             self._variants.pop(key, None)
             raise
         finally:
-            _forget_oldest(self._variants)
+            bounded.trim(self._variants)
 
     def _prepare(self, given: Arguments, outs: Mapping[str, Array]) -> Variant:
-        return self._for_equations(given, lambda traced: self._prepare_traced(traced, given, outs))
+        return self._equations.apply(lambda traced: self._prepare_traced(traced, given, outs), given)
 
     def _prepare_traced(self, traced: Traced, given: Arguments, outs: Mapping[str, Array]) -> Variant:
         sizes = solve_sizes(self.signature, traced.program, given.shapes)
         target = self._target(given)
         compilation.check_runs_here(target)
         shapes = {name: array.shape for name, array in outs.items()}
-        problem = replace(self._problem(traced, sizes, target), result_shapes=shapes)
+        problem = replace(self._equations.problem(traced, sizes, target), result_shapes=shapes)
         if target.gpu is not None:
             return Variant(compilation.gpu_call(problem, sizes, given.arrays, outs), traced.structure)
         layouts = {**given.layouts, **{name: arrays.layout(array) for name, array in outs.items()}}
@@ -216,72 +208,6 @@ class Op:
     def _target(self, given: Arguments) -> Target:
         return compilation.choose_target(self._choices.target, on_device=given.is_on_device)
 
-    def _problem(self, traced: Traced, sizes: Mapping[str, int], target: Target) -> Problem:
-        """The problem for known sizes; those that are dynamic, and those not known, stay symbolic."""
-        dynamic = self._dynamic(traced.program.sizes)
-        with compilation.working(traced.program):
-            program = specialise(traced.program, {name: size for name, size in sizes.items() if name not in dynamic})
-        return Problem(program, program.sizes, {}, target, self._choices.numerics)
-
-    def _dynamic(self, sizes: Sequence[str]) -> frozenset[str]:
-        chosen = self._choices.dynamic
-        if isinstance(chosen, bool):
-            return frozenset(sizes if chosen else ())
-        unknown = [name for name in chosen if name not in sizes]
-        if unknown:
-            raise ArgumentError(
-                f"'{self.signature.name}' has no size '{unknown[0]}' to keep dynamic",
-                where=self.signature.span,
-                why=f"its sizes are {', '.join(sizes) or 'none'}",
-                fix="name sizes that the annotations use",
-                facts={"size": unknown[0], "sizes": tuple(sizes)},
-            )
-        return frozenset(chosen)
-
-    def _for_equations(self, given: Arguments, use: Callable[[Traced], Value]) -> Value:
-        """What `use` makes of the equations for arguments like these.
-
-        Where they do not hold together with symbolic sizes, they are read once more with numbers for sizes: then
-        slices clip as NumPy's do (`x[-3:]` of two elements), and sugar can say that two shapes do not fit together.
-        """
-        try:
-            return use(self._traced(given))
-        except (DefinitionError, BoundsError):
-            if self._choices.dynamic:
-                raise
-            sizes = solve_sizes(self.signature, None, given.shapes)
-            try:
-                return use(self._trace_with_numbers(given.constants, given.free, sizes))
-            except ShapeError as clearer:
-                raise clearer from None
-            except (DefinitionError, BoundsError):
-                pass  # the first message has the sizes' names
-            raise
-
-    def _traced(self, given: Arguments) -> Traced:
-        """The equations for arguments like these. Sizes stay symbolic, unless the function multiplies sizes."""
-        sizes = functools.partial(solve_sizes, self.signature, None, given.shapes)
-        return self._trace(given.constants, given.free, sizes)
-
-    def _trace(
-        self, constants: Mapping[str, object], free: Mapping[str, Any], sizes: Callable[[], dict[str, int]]
-    ) -> Traced:
-        """sizes: asked for where the equations are affine for numbers only"""
-        key = (arguments.constants_key(constants), tuple(free.items()))
-        try:
-            return _remembered(
-                self._traces, key, lambda: tracing.trace(self._function, self.signature, constants, free)
-            )
-        except NeedsSizes:
-            return self._trace_with_numbers(constants, free, sizes())
-
-    def _trace_with_numbers(
-        self, constants: Mapping[str, object], free: Mapping[str, Any], sizes: dict[str, int]
-    ) -> Traced:
-        key = (arguments.constants_key(constants), tuple(free.items()), tuple(sizes.items()))
-        make = functools.partial(tracing.trace, self._function, self.signature, constants, free, sizes)
-        return _remembered(self._traces, key, make)
-
     # --- ahead of time, and looking inside ------------------------------------------------------------------------
 
     def compile(self, *args: Any, **kwargs: Any) -> Op:
@@ -291,7 +217,7 @@ class Op:
             return self
         target = compilation.choose_target(self._choices.target)
         compilation.check_runs_here(target)
-        problem = self._problem_for_sizes(args, kwargs, target)
+        problem = self._equations.problem_for_values(self._by_name(args, kwargs), target)
         make = compilation.kernel_for if target.gpu is None else compilation.gpu_kernel_for
         self._ahead.append(make(problem))
         return self
@@ -300,9 +226,9 @@ class Op:
         """The stages of the compilation for sizes or for arrays; sizes that are left out stay symbolic."""
         machine = compilation.choose_target(target or self._choices.target)
         if not self._is_call(args, kwargs):
-            return compilation.lower(self._problem_for_sizes(args, kwargs, machine))
+            return compilation.lower(self._equations.problem_for_values(self._by_name(args, kwargs), machine))
         given = arguments.bind(self.signature, args, kwargs)
-        return self._for_equations(given, lambda traced: self._lower_traced(traced, given, machine))
+        return self._equations.apply(lambda traced: self._lower_traced(traced, given, machine), given)
 
     def reference(self, *args: Any, numerics: str = "default", **kwargs: Any) -> Any:
         """The results by evaluating the equations one element at a time with NumPy: slow, in float64.
@@ -319,7 +245,7 @@ class Op:
             with compilation.working(traced.program):
                 return compilation.resolve(specialise(traced.program, sizes)), traced.structure
 
-        program, structure = self._for_equations(given, resolved)
+        program, structure = self._equations.apply(resolved, given)
         with compilation.working(program):
             if numerics == "strict":
                 values = reference.evaluate(program, given.arrays, precision="strict", functions=forms())
@@ -335,49 +261,29 @@ class Op:
 
     def _is_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether these are the arguments of a call, and not sizes and compile-time values."""
-        values = {**dict(zip(self._names, args)), **kwargs}
+        values = self._by_name(args, kwargs)
         given = (p for p in self.signature.parameters if p.name in values)
         return any(not arguments.is_constant(p, values[p.name]) for p in given)
 
+    def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return {**dict(zip(self._names, args)), **kwargs}
+
     def _lower_traced(self, traced: Traced, given: Arguments, target: Target) -> Lowering:
         sizes = solve_sizes(self.signature, traced.program, given.shapes)
-        problem = self._problem(traced, sizes, target)
+        problem = self._equations.problem(traced, sizes, target)
         return compilation.lower(replace(problem, layouts=_strided(given.layouts)))
 
     def problem(self, **values: Any) -> Problem:
         """What a compile for these sizes and compile-time values decides on, as `polyopt.tuning` takes it."""
-        return self._problem_for_sizes((), values, compilation.choose_target(self._choices.target))
-
-    def _problem_for_sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: Target) -> Problem:
-        values = {**dict(zip(self._names, args)), **kwargs}
-        constants = {p.name: values.get(p.name, p.default) for p in self.signature.parameters if _is_known(p, values)}
-        sizes = {name: value for name, value in values.items() if name not in self._names}
-        self._refuse_unannotated(constants)
-        traced = self._trace(constants, {}, lambda: sizes)
-        _check_sizes(sizes, traced, self.signature)
-        return self._problem(traced, sizes, target)
-
-    def _refuse_unannotated(self, constants: Mapping[str, object]) -> None:
-        for parameter in self.signature.parameters:
-            if parameter.kind == "unannotated" and parameter.name not in constants:
-                raise ArgumentError(
-                    f"the dtype and rank of parameter '{parameter.name}' are not known",
-                    where=self.signature.span,
-                    why="it has no annotation, so they follow from the argument",
-                    fix=f"pass arrays instead of sizes, or annotate it: {parameter.name}: f32[...]",
-                    facts={"parameter": parameter.name},
-                )
+        return self._equations.problem_for_values(values, compilation.choose_target(self._choices.target))
 
     def describe(self, **values: Any) -> str:
         """The signature and the equations, for these sizes and compile-time values where the equations depend on them.
 
         Without the equations where they depend on values that are not given, or on the dtypes of arguments.
         """
-        constants = {p.name: values.get(p.name, p.default) for p in self.signature.parameters if _is_known(p, values)}
-        sizes = {name: value for name, value in values.items() if name not in self._names}
         try:
-            self._refuse_unannotated(constants)
-            return f"{self.signature}\n\n{program_text(self._trace(constants, {}, lambda: sizes).program)}"
+            return f"{self.signature}\n\n{program_text(self._equations.traced_for_values(values).program)}"
         except PolyoptError:
             return str(self.signature)
 
@@ -524,52 +430,3 @@ def _results(call: Runs, inputs: Mapping[str, Array]) -> list[Array]:
 
 def _strided(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
     return {name: layout for name, layout in layouts.items() if layout is not None}
-
-
-def _is_known(parameter: Parameter, values: Mapping[str, Any]) -> bool:
-    """Whether a compile-time parameter has a value, given or by default."""
-    if parameter.name in values:
-        return True
-    return parameter.has_default and arguments.is_constant(parameter, parameter.default)
-
-
-def _check_sizes(sizes: Mapping[str, Any], traced: Traced, signature: Signature) -> None:
-    """Raise `ArgumentError` for a size that the op does not have, or that is no size."""
-    known = sorted(_size_names(signature) | set(traced.program.sizes))
-    for name, value in sizes.items():
-        if name not in known:
-            raise ArgumentError(
-                f"'{signature.name}' has no size or compile-time parameter '{name}'",
-                where=signature.span,
-                why=f"its sizes are {', '.join(known) or 'none'}",
-                fix="set only sizes and compile-time parameters of the op",
-                facts={"size": name, "sizes": tuple(known)},
-            )
-        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not is_whole or not 0 <= value <= arrays.MAX_EXTENT:
-            raise ArgumentError(
-                f"size '{name}' cannot be {value!r}",
-                why="a size is a whole number from 0 to 2**63 - 1",
-                fix=f"{name}=512, for example",
-                facts={"size": name},
-            )
-
-
-def _size_names(signature: Signature) -> set[str]:
-    return {node.name for p in signature.parameters for dim in p.dims for node in walk(dim) if isinstance(node, Size)}
-
-
-def _remembered(table: dict[Hashable, Traced], key: Hashable, make: Callable[[], Traced]) -> Traced:
-    found = table.get(key)
-    return found if found is not None else _put(table, key, make())
-
-
-def _put(table: dict[Hashable, Value], key: Hashable, value: Value) -> Value:
-    table[key] = value
-    _forget_oldest(table)
-    return value
-
-
-def _forget_oldest(table: dict[Hashable, Any]) -> None:
-    while len(table) > KEPT_CALLS:
-        table.pop(next(iter(table)), None)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import api, compilation, f32, f64, i32, settings, strict
+from polyopt import api, bounded, compilation, f32, f64, i32, settings, strict
 from polyopt.errors import ArgumentError, BackendUnavailable, BoundsError, DTypeError, ShapeError
 
 M, N, K = po.sizes("M N K")
@@ -550,7 +550,7 @@ def test_forked_children_call_and_compile() -> None:
 
 
 def test_the_table_of_known_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "KEPT_CALLS", 3)
+    monkeypatch.setattr(bounded, "MOST", 3)
     op = po.op(dynamic=True)(double.__wrapped__)
     for count in range(1, 8):
         assert (op(np.ones(count)) == 2).all()

@@ -1,0 +1,24 @@
+"""Tables that remember so much and no more: the oldest entries are forgotten first."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+MOST = 4096
+"""Entries that a table keeps."""
+
+
+def put(table: dict[Hashable, Value], key: Hashable, value: Value) -> Value:
+    """Remember a value, and return it."""
+    table[key] = value
+    trim(table)
+    return value
+
+
+def trim(table: dict[Hashable, Any]) -> None:
+    """Forget what is too much. Safe beside other threads that do the same."""
+    while len(table) > MOST:
+        table.pop(next(iter(table)), None)

@@ -1,0 +1,171 @@
+"""The equations of an operator: traced as arguments or sizes need them, and made the problem that a compile solves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from polyopt import bounded, compilation
+from polyopt.dsl import trace as tracing
+from polyopt.dsl.bind import solve_sizes, specialise
+from polyopt.dsl.expr import Size, walk
+from polyopt.dsl.recognise import NeedsSizes
+from polyopt.dsl.signature import Parameter, Signature
+from polyopt.dsl.trace import Traced
+from polyopt.errors import ArgumentError, BoundsError, DefinitionError, ShapeError
+from polyopt.problem import Choices, Problem
+from polyopt.runtime import arguments, arrays
+from polyopt.runtime.arguments import Arguments
+from polyopt.target import Target
+
+Value = TypeVar("Value")
+
+
+class Equations:
+    """What a function says about its parameters. It is traced once for each set of compile-time values."""
+
+    def __init__(self, function: Callable[..., Any], signature: Signature, choices: Choices) -> None:
+        self._function = function
+        self._signature = signature
+        self._choices = choices
+        self._names = frozenset(parameter.name for parameter in signature.parameters)
+        self._traces: dict[Hashable, Traced] = {}
+
+    # --- for arguments --------------------------------------------------------------------------------------------
+
+    def traced(self, given: Arguments) -> Traced:
+        """The equations for arguments like these. Sizes stay symbolic, unless the function multiplies sizes."""
+        sizes = functools.partial(solve_sizes, self._signature, None, given.shapes)
+        return self._trace(given.constants, given.free, sizes)
+
+    def apply(self, use: Callable[[Traced], Value], given: Arguments) -> Value:
+        """What `use` makes of the equations for arguments like these.
+
+        Where they do not hold together with symbolic sizes, they are read once more with numbers for sizes: then
+        slices clip as NumPy's do (`x[-3:]` of two elements), and sugar can say that two shapes do not fit together.
+        """
+        try:
+            return use(self.traced(given))
+        except (DefinitionError, BoundsError):
+            if self._choices.dynamic:
+                raise
+            sizes = solve_sizes(self._signature, None, given.shapes)
+            try:
+                return use(self._trace_with_numbers(given.constants, given.free, sizes))
+            except ShapeError as clearer:
+                raise clearer from None
+            except (DefinitionError, BoundsError):
+                pass  # the first message has the sizes' names
+            raise
+
+    def problem(self, traced: Traced, sizes: Mapping[str, int], target: Target) -> Problem:
+        """The problem for known sizes; those that are dynamic, and those not known, stay symbolic."""
+        dynamic = self._dynamic(traced.program.sizes)
+        with compilation.working(traced.program):
+            program = specialise(traced.program, {name: size for name, size in sizes.items() if name not in dynamic})
+        return Problem(program, program.sizes, {}, target, self._choices.numerics)
+
+    # --- for sizes and compile-time values, by name ---------------------------------------------------------------
+
+    def traced_for_values(self, values: Mapping[str, Any]) -> Traced:
+        """The equations for compile-time values. Raises `ArgumentError` where those of an argument are needed."""
+        constants = {p.name: values.get(p.name, p.default) for p in self._signature.parameters if _is_known(p, values)}
+        self._refuse_unannotated(constants)
+        return self._trace(constants, {}, lambda: self._sizes(values))
+
+    def problem_for_values(self, values: Mapping[str, Any], target: Target) -> Problem:
+        """The problem for sizes and compile-time values; sizes that are left out stay symbolic."""
+        traced, sizes = self.traced_for_values(values), self._sizes(values)
+        _check_sizes(sizes, traced, self._signature)
+        return self.problem(traced, sizes, target)
+
+    def _sizes(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name not in self._names}
+
+    def _refuse_unannotated(self, constants: Mapping[str, object]) -> None:
+        for parameter in self._signature.parameters:
+            if parameter.kind == "unannotated" and parameter.name not in constants:
+                raise ArgumentError(
+                    f"the dtype and rank of parameter '{parameter.name}' are not known",
+                    where=self._signature.span,
+                    why="it has no annotation, so they follow from the argument",
+                    fix=f"pass arrays instead of sizes, or annotate it: {parameter.name}: f32[...]",
+                    facts={"parameter": parameter.name},
+                )
+
+    def _dynamic(self, sizes: Sequence[str]) -> frozenset[str]:
+        chosen = self._choices.dynamic
+        if isinstance(chosen, bool):
+            return frozenset(sizes if chosen else ())
+        unknown = [name for name in chosen if name not in sizes]
+        if unknown:
+            raise ArgumentError(
+                f"'{self._signature.name}' has no size '{unknown[0]}' to keep dynamic",
+                where=self._signature.span,
+                why=f"its sizes are {', '.join(sizes) or 'none'}",
+                fix="name sizes that the annotations use",
+                facts={"size": unknown[0], "sizes": tuple(sizes)},
+            )
+        return frozenset(chosen)
+
+    # --- tracing --------------------------------------------------------------------------------------------------
+
+    def _trace(
+        self, constants: Mapping[str, object], free: Mapping[str, Any], sizes: Callable[[], dict[str, int]]
+    ) -> Traced:
+        """sizes: asked for where the equations are affine for numbers only"""
+        key = (arguments.constants_key(constants), tuple(free.items()))
+        try:
+            return self._remembered(key, constants, free, None)
+        except NeedsSizes:
+            return self._trace_with_numbers(constants, free, sizes())
+
+    def _trace_with_numbers(
+        self, constants: Mapping[str, object], free: Mapping[str, Any], sizes: dict[str, int]
+    ) -> Traced:
+        key = (arguments.constants_key(constants), tuple(free.items()), tuple(sizes.items()))
+        return self._remembered(key, constants, free, sizes)
+
+    def _remembered(
+        self, key: Hashable, constants: Mapping[str, object], free: Mapping[str, Any], sizes: dict[str, int] | None
+    ) -> Traced:
+        found = self._traces.get(key)
+        if found is not None:
+            return found
+        return bounded.put(self._traces, key, tracing.trace(self._function, self._signature, constants, free, sizes))
+
+
+def _is_known(parameter: Parameter, values: Mapping[str, Any]) -> bool:
+    """Whether a compile-time parameter has a value, given or by default."""
+    if parameter.name in values:
+        return True
+    return parameter.has_default and arguments.is_constant(parameter, parameter.default)
+
+
+def _check_sizes(sizes: Mapping[str, Any], traced: Traced, signature: Signature) -> None:
+    """Raise `ArgumentError` for a size that the op does not have, or that is no size."""
+    known = sorted(_size_names(signature) | set(traced.program.sizes))
+    for name, value in sizes.items():
+        if name not in known:
+            raise ArgumentError(
+                f"'{signature.name}' has no size or compile-time parameter '{name}'",
+                where=signature.span,
+                why=f"its sizes are {', '.join(known) or 'none'}",
+                fix="set only sizes and compile-time parameters of the op",
+                facts={"size": name, "sizes": tuple(known)},
+            )
+        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not is_whole or not 0 <= value <= arrays.MAX_EXTENT:
+            raise ArgumentError(
+                f"size '{name}' cannot be {value!r}",
+                why="a size is a whole number from 0 to 2**63 - 1",
+                fix=f"{name}=512, for example",
+                facts={"size": name},
+            )
+
+
+def _size_names(signature: Signature) -> set[str]:
+    return {node.name for p in signature.parameters for dim in p.dims for node in walk(dim) if isinstance(node, Size)}
