@@ -11,7 +11,7 @@ import islpy as isl
 
 from polyopt import report as reports
 from polyopt.classes import dataclass
-from polyopt.codegen_cuda import buffers, mapping, partition
+from polyopt.codegen_cuda import buffers, mapping, partition, ring_proof
 from polyopt.codegen_cuda import emit as cuda_emit
 from polyopt.codegen_cuda.plan import CudaMapping
 from polyopt.codegen_cuda.source import CudaSource
@@ -22,10 +22,11 @@ from polyopt.loops import lower as loops_lower
 from polyopt.loops import split as loops_split
 from polyopt.loops.ir import Buffer, LoopProgram
 from polyopt.options import Options
-from polyopt.pipeline import Copies, Lowering
+from polyopt.pipeline import Copies, Lowering, Mapped
 from polyopt.poly import extract, storage
 from polyopt.poly import tree as trees
-from polyopt.poly.legality import Proof
+from polyopt.poly.dependence import Dependences
+from polyopt.poly.legality import Claim, Proof
 from polyopt.poly.storage import StoragePlan
 from polyopt.poly.tree import Tree
 from polyopt.runtime import extent
@@ -140,11 +141,18 @@ class GpuLowering(Lowering):
             strides=self.options.layouts,
         )
         loops = partition.partition(
-            loops_split.split(loops), reorderable=not self.options.is_strict, blocks=self.gpu.sms
+            loops_split.split(loops), mapped.contractions, reorderable=not self.options.is_strict, blocks=self.gpu.sms
         )
         cuda = cuda_emit.emit(loops, contract=not self.options.is_strict)
         decided = GpuDecided(TilingPlan(()), mapped, tree, schedule, places, loops, cuda, "; ".join(failures))
         return replace(decided, proof=self._prove(decided, self.dependences))
+
+    def _prove(self, decided: Mapped, dependences: Dependences) -> Proof:
+        """As for a processor, and that what goes through rings of shared memory comes out right."""
+        proof = super()._prove(decided, dependences)
+        assert isinstance(decided, GpuDecided)
+        rings = f"{ring_proof.prove(decided.loops)} rings"
+        return Proof((*proof.claims, Claim("every piece is in its slot while it is read", rings)))
 
     @property
     def settled(self) -> GpuLowering:

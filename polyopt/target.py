@@ -18,6 +18,9 @@ from polyopt.errors import ArgumentError
 _CPU0 = Path("/sys/devices/system/cpu/cpu0/cache")
 _CPU_INFO = Path("/proc/cpuinfo")
 
+STATIC_SHARED_BYTES = 48 << 10
+"""Shared memory that a block of a GPU has without asking for more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:

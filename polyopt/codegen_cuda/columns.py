@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.shapes import replaced
-from polyopt.codegen_cuda.staging import Sum, parts_of
+from polyopt.codegen_cuda.sums import Sum, parts_of
 from polyopt.codegen_cuda.tiles import below
 from polyopt.codegen_cuda.vectors import Vectors
 from polyopt.dsl.ir import Op, Var

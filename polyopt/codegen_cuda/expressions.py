@@ -37,14 +37,18 @@ class CudaExpressions(CExpressions):
 
     ranges: where each variable lies; replicated: buffers that every thread keeps a copy of in registers
     place:  how to print an element of a buffer that has a place of its own, by name
+    named:  index expressions that have a name in the text
     """
 
     def __init__(self, names: Mapping[str, str], buffers: Mapping[str, Buffer]) -> None:
         super().__init__(names, buffers)
         self.ranges: dict[str, Interval] = {}
+        self.named: dict[Expr, str] = {}
         self.place: dict[str, Callable[[tuple[Expr, ...]], Text]] = {}
 
     def value(self, expr: Expr) -> Text:
+        if self.named and expr in self.named:
+            return Text(self.named[expr])
         if isinstance(expr, Op) and is_index(expr):
             special = self._index(expr)
             if special is not None:

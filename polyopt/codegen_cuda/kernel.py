@@ -18,19 +18,19 @@ from polyopt.codegen_c.c_helpers import stored_type, value_type
 from polyopt.codegen_cuda.barriers import Touch, conflicts, touches
 from polyopt.codegen_cuda.expressions import CudaExpressions
 from polyopt.codegen_cuda.intervals import as_number, folded
-from polyopt.codegen_cuda.launch import LaunchPrinter, pointer
+from polyopt.codegen_cuda.launch import pointer
 from polyopt.codegen_cuda.reductions import Reductions, neutral_text
 from polyopt.codegen_cuda.shapes import (
     always_runs,
     count,
-    dims,
     is_inside_block,
     is_replicable,
     outside_sums,
     without_tile,
 )
+from polyopt.codegen_cuda.shared_text import SharedPrinter
 from polyopt.codegen_cuda.source import RECORD, CudaKernel
-from polyopt.codegen_cuda.threads import INDENT, Hoisted, Names, comment, indented
+from polyopt.codegen_cuda.threads import Hoisted, Names, comment, indented
 from polyopt.codegen_cuda.vectors import note
 from polyopt.dsl.ir import Const, Reducer, Var
 from polyopt.dtypes import bool_
@@ -45,36 +45,24 @@ from polyopt.loops.ir import (
     Load,
     Stmt,
     Store,
-    integer,
     substatements,
     walk,
     walk_expr,
 )
 from polyopt.target import WARP
 
-STATIC_SHARED_BYTES = 48 << 10
-"""Shared memory that a block has without asking for more."""
 
-
-class KernelPrinter(LaunchPrinter):
+class KernelPrinter(SharedPrinter):
     """Prints one kernel."""
 
     def __init__(self, name: str, statement: Stmt, shared: Names, reductions: Reductions) -> None:
         super().__init__(shared, reductions, statement)
         self._name = name
-        self._dims = dims(self._body)
         self._private: set[str] = set()
         self._pending: list[Touch] = []
         self._registers = 0
-        self._shared_lines: list[str] = []
-        self._shared_bytes = 0
         self._in_loop = 0
-        self._is_filled = False
         self._lane_vars = {loop.var for loop in walk(self._body) if isinstance(loop, For) and loop.kind == "vector"}
-
-    @property
-    def threads(self) -> int:
-        return prod(self._dims)
 
     def kernel(self) -> tuple[CudaKernel, str]:
         """How to launch the kernel, and its text."""
@@ -99,97 +87,6 @@ class KernelPrinter(LaunchPrinter):
         block = (*reversed(self._dims), 1, 1, 1)[:3] if len(self._dims) <= 3 else (self.threads, 1, 1)
         kernel = CudaKernel(self._name, grid, (block[0], block[1], block[2]), 0, (*pointers, *values), len(pointers))
         return kernel, "\n".join(lines) + "\n"
-
-    def _coordinates(self) -> list[str]:
-        """The lines that name a thread's place along each dimension of the block where they have no name of CUDA's."""
-        if len(self._dims) <= 3:
-            return []
-        lines, below = [], 1
-        for depth in reversed(range(len(self._dims))):
-            lines.append(f"const int thread_{depth} = threadIdx.x / {below} % {self._dims[depth]};")
-            below *= self._dims[depth]
-        return lines
-
-    def _coordinate(self, depth: int) -> str:
-        if len(self._dims) > 3:
-            return f"thread_{depth}"
-        return f"(int)threadIdx.{'xyz'[len(self._dims) - 1 - depth]}"
-
-    def _group(self, depth: int) -> int:
-        """How many threads share the places of the first dimensions."""
-        return prod(self._dims[depth:])
-
-    def _thread_in_group(self, depth: int) -> str:
-        """A thread's number in its group."""
-        if depth >= len(self._dims):
-            return "0"
-        if len(self._dims) - depth == 1:
-            return self._coordinate(depth)
-        text = self._coordinate(depth)
-        for inner in range(depth + 1, len(self._dims)):
-            text = f"({text}) * {self._dims[inner]} + {self._coordinate(inner)}"
-        return text
-
-    # --- what threads do together inside their own loops -----------------------------------------------------------
-
-    def _share(self, buffer: Buffer) -> None:
-        strides = buffer.strides or ()
-        row = as_number(strides[0]) if len(strides) > 1 else None
-        extents = [as_number(extent) or 0 for extent in buffer.shape]
-        size = extents[0] * row if row is not None else prod(extents) * buffer.dtype.itemsize
-        self._reserve(buffer, size)
-        kind, name = stored_type(buffer.dtype), self._shared.names[buffer.name]
-        self._shared_lines.append(f"PO_SHARED {kind} {name}[{size // buffer.dtype.itemsize}];")
-
-    def _together(self, loops: Sequence[For]) -> Iterator[str]:
-        """Copies to shared memory: no thread reads what another one has not written, or writes what one still reads."""
-        if self._depth or self._is_filled:
-            yield "__syncthreads();"
-        self._is_filled = True
-        for loop in loops:
-            yield from self._dealt_to_all(loop)
-        yield "__syncthreads();"
-
-    def _dealt_to_all(self, loop: For) -> Iterator[str]:
-        """The iterations of loops nested perfectly, counted through and given to the threads in turn."""
-        nest: list[For] = []
-        inner: Stmt = loop
-        while isinstance(inner, For) and inner.kind == "block":
-            nest.append(inner)
-            inner = inner.body
-        extents = [(as_number(folded("sub", one.upper, one.lower)) or 0) // one.step for one in nest]
-        total, index = prod(extents), self._unused(f"{self._var(nest[0])}_all", "")
-        start = self._thread_in_group(0)
-        if total == self.threads:
-            yield "{"
-            yield f"{INDENT}const int {index} = {start};"
-        elif total % self.threads == 0:
-            turn = self._unused(f"{self._var(nest[0])}_turn", "")
-            yield "#pragma unroll 1" if self._depth else "#pragma unroll"  # sums around need the registers
-            yield f"for (int {turn} = 0; {turn} < {total // self.threads}; ++{turn}) {{"
-            yield f"{INDENT}const int {index} = {start} + {turn} * {self.threads};"
-        else:
-            yield f"for (int {index} = {start}; {index} < {total}; {index} += {self.threads}) {{"
-        below = total
-        for one, extent in zip(nest, extents, strict=True):
-            note(self._known, one)
-            below //= max(extent, 1)
-            text = index if below == 1 else f"{index} / {below}"
-            text = text if one is nest[0] else f"{text} % {extent}"
-            text = text if one.step == 1 else f"{text} * {one.step}"
-            text = text if one.lower == integer(0) else f"{self._x.value(one.lower).within(2)} + {text}"
-            yield f"{INDENT}const int {self._var(one)} = {text};"
-        yield from indented(self._thread(inner))
-        yield "}"
-
-    def _reserve(self, buffer: Buffer, size: int) -> None:
-        self._shared_bytes += size
-        if self._shared_bytes > STATIC_SHARED_BYTES:
-            raise ScheduleError(
-                "a kernel needs more shared memory than a block has",
-                why=f"{self._shared_bytes} bytes with '{buffer.name}'",
-                facts={"bytes": self._shared_bytes},
-            )
 
     # --- what threads do together ---------------------------------------------------------------------------------
 
@@ -473,9 +370,3 @@ class KernelPrinter(LaunchPrinter):
         self._registers += 1
         name = f"{self._shared.names[store.buffer]}_sum_{self._registers}"
         return self._unused(name, "", "_any", "_parts")
-
-    def _unused(self, name: str, *endings: str) -> str:
-        """The name, or a longer one, such that with none of the endings it names an array, a size or a loop."""
-        while {f"{name}{ending}" for ending in endings} & set(self._shared.names.values()):
-            name += "_"
-        return name

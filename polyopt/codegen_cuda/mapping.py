@@ -16,6 +16,8 @@ from math import prod
 from typing import assert_never
 
 from polyopt.classes import dataclass
+from polyopt.codegen_cuda import contractions
+from polyopt.codegen_cuda.contractions import TILES
 from polyopt.codegen_cuda.cost import SECTOR_BYTES, access_bytes, power_above, statement_bytes
 from polyopt.codegen_cuda.plan import CudaMapping, CudaNest
 from polyopt.dsl.affine import Affine, axes_of
@@ -34,9 +36,6 @@ ONE_BLOCK_POINTS = 1024
 """A recurrence whose steps have no more points than this stays in one block: a barrier costs a hundredth of a
 launch."""
 
-
-TILES = (128, 64, 32)
-"""Points along each side of a block's tile of a contraction; 256 threads have 64, 16 or 4 of them each."""
 
 SQUARE = 32
 """Points along each side of a block's square of a transpose; twice as many of elements narrower than a word."""
@@ -155,10 +154,10 @@ class _Planner:
                 if row is None or not any(row in r and column not in r for r in shape.reuse):
                     continue
                 if any(column in r and row not in r for r in shape.reuse):
-                    return self.tiled(head, order, rows, name)
+                    return self.tiled(head, order, rows, name, (row, column))
         return None
 
-    def tiled(self, head: Loop, order: Sequence[Loop], rows: Loop, name: str) -> CudaNest | None:
+    def tiled(self, head: Loop, order: Sequence[Loop], rows: Loop, name: str, axes: tuple[str, str]) -> CudaNest | None:
         """The largest tile with enough blocks; its sums have to fit a thread's registers."""
         columns = order[-1]
         item = self.scop.array(self.scop.statement(name).array).dtype.itemsize
@@ -175,7 +174,9 @@ class _Planner:
             return None
         chunks = tuple(found[0] if loop is rows else found[1] if loop is columns else 1 for loop in order)
         reason = f"{_base(rows.name)} by {_base(columns.name)} in registers, operands in shared memory"
-        return CudaNest(head.name, "tiles", tuple(loop.name for loop in order), chunks, reason=reason)
+        plan = contractions.decide(self.scop, self.extents, self.target, name, axes, found)
+        names = tuple(loop.name for loop in order)
+        return CudaNest(head.name, "tiles", names, chunks, reason=reason, contraction=plan)
 
     def turned(self, head: Loop, chain: Sequence[Loop], lane: Loop, body: Tree) -> CudaNest | None:
         """Squares of two loops where results are contiguous along one and operands along the other; None where there

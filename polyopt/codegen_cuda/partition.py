@@ -7,6 +7,7 @@ dependence, so all of a piece may run before the next one. The result means what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field, replace
 from math import prod
 from typing import assert_never
@@ -14,6 +15,7 @@ from typing import assert_never
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda import columns, staging, turning
 from polyopt.codegen_cuda.intervals import Interval, as_number, folded, interval
+from polyopt.codegen_cuda.plan import Contraction
 from polyopt.codegen_cuda.vectors import Vectors
 from polyopt.dsl.ir import Op
 from polyopt.dtypes import bool_, i64
@@ -33,18 +35,21 @@ from polyopt.loops.ir import (
 )
 
 
-def partition(program: LoopProgram, *, reorderable: bool = True, blocks: int = 1) -> LoopProgram:
+def partition(
+    program: LoopProgram, plans: Sequence[Contraction] = (), *, reorderable: bool = True, blocks: int = 1
+) -> LoopProgram:
     """The program as kernels. Its body is, on the host, blocks, serial loops and branches; a grid loop starts a kernel,
     and so does what has no grid loop in it.
 
-    reorderable: whether the order of a sum may change; blocks: how many keep the GPU busy
+    plans: how the tiles of contractions are summed up; reorderable: whether the order of a sum may change;
+    blocks: how many keep the GPU busy
     """
     used = {loop.var for loop in walk(program.body) if isinstance(loop, For)} | set(program.sizes)
     used |= {buffer.name for buffer in (*program.arguments, *program.workspace)}
     used |= {inner.buffer.name for inner in walk(program.body) if isinstance(inner, Alloc)}
     allocated = [inner.buffer for inner in walk(program.body) if isinstance(inner, Alloc)]
     buffers = {b.name: b for b in (*program.arguments, *program.workspace, *allocated)}
-    cutter = _Cutter(used, reorderable, blocks, buffers)
+    cutter = _Cutter(used, reorderable, blocks, buffers, {plan.statement: plan for plan in plans})
     body = cutter.host(program.body)
     buffers.update({inner.buffer.name: inner.buffer for inner in walk(body) if isinstance(inner, Alloc)})
     body = cutter.vectors.everywhere(body)
@@ -66,6 +71,7 @@ class _Cutter:
     reorderable: bool
     blocks: int
     buffers: dict[str, Buffer]
+    plans: dict[str, Contraction]
     hoisted: list[Buffer] = field(default_factory=list)
     vectors: Vectors = field(init=False)
 
@@ -106,7 +112,7 @@ class _Cutter:
     def tiled(self, loops: tuple[For, ...], body: Stmt) -> Stmt:
         """Loops over tiles outside, over the points of a tile inside."""
         if prod(loop.chunk for loop in loops) > BLOCK_POINTS:
-            staged = staging.staged(loops, body, self.vectors, reorderable=self.reorderable)
+            staged = staging.staged(loops, body, self.vectors, self.plans, reorderable=self.reorderable)
             if staged is None:
                 staged = turning.turned(loops, body, self.vectors)
             if staged is not None:

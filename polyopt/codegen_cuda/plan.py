@@ -10,6 +10,24 @@ Style: TypeAlias = Literal["points", "tiles", "turned", "rows", "columns", "one 
 
 
 @dataclass(frozen=True, slots=True)
+class Contraction:
+    """How a block sums up its tile.
+
+    statement: the update
+    piece:     steps of the sum whose operands are in shared memory together
+    slots:     pieces that shared memory has room for: copies run as many ahead, less one; 1 where none do
+    """
+
+    statement: str
+    piece: int
+    slots: int
+
+    def __str__(self) -> str:
+        ahead = f", copies run {self.slots - 1} pieces ahead in {self.slots} slots" if self.slots > 1 else ""
+        return f"sums in pieces of {self.piece}{ahead}"
+
+
+@dataclass(frozen=True, slots=True)
 class CudaNest:
     """Decisions for the nest that starts at the loop `head`.
 
@@ -26,6 +44,7 @@ class CudaNest:
     shared:  the loops inside whose iterations threads share, each moved outermost of its own nest
     threads: threads that share each of them
     reason:  one sentence
+    contraction: how the tiles of a contraction are summed up ("tiles")
     """
 
     head: str
@@ -35,6 +54,7 @@ class CudaNest:
     shared: tuple[str, ...] = ()
     threads: int = 1
     reason: str = ""
+    contraction: Contraction | None = None
 
     def __str__(self) -> str:
         parts = [f"nest {self.head}: {self.style};"]
@@ -43,6 +63,8 @@ class CudaNest:
             parts.append(f"blocks take {tiles};")
         if self.shared:
             parts.append(f"{self.threads} threads share {', '.join(self.shared)};")
+        if self.contraction is not None:
+            parts.append(f"{self.contraction};")
         return " ".join(parts) + f" {self.reason}"
 
 
@@ -56,6 +78,11 @@ class CudaMapping:
 
     nests: tuple[CudaNest, ...]
     cut: tuple[str, ...] = ()
+
+    @property
+    def contractions(self) -> tuple[Contraction, ...]:
+        """How the tiles of contractions are summed up."""
+        return tuple(nest.contraction for nest in self.nests if nest.contraction is not None)
 
     def of(self, head: str) -> CudaNest | None:
         return next((nest for nest in self.nests if nest.head == head), None)

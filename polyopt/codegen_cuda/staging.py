@@ -9,13 +9,16 @@ stored, so that only the stores are guarded. Sources: [PPCG13] for footprints, [
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
 
-from polyopt.classes import dataclass
+from polyopt.codegen_cuda.contractions import ROW_PADDING
 from polyopt.codegen_cuda.intervals import as_number, folded
+from polyopt.codegen_cuda.plan import Contraction
+from polyopt.codegen_cuda.rings import Ring
 from polyopt.codegen_cuda.shapes import replaced
+from polyopt.codegen_cuda.sums import Sum, exprs_of, has_loads, is_contiguous, parts_of, tiled_loop
 from polyopt.codegen_cuda.tiles import SIDE, Copy, Side, below, extent
 from polyopt.codegen_cuda.vectors import VECTOR_BYTES, Vectors
 from polyopt.dsl.ir import Op, Reducer, Var
@@ -38,9 +41,6 @@ from polyopt.loops.ir import (
 )
 from polyopt.loops.scan import both
 
-STAGE_BYTES = 64
-"""Bytes along the sum of one piece of an operand: half a line of cache."""
-
 TOGETHER = 0
 """How many threads share a loop inside a thread: all of the block, which come by together."""
 
@@ -48,28 +48,20 @@ UNROLLED = 1024
 """Steps of a thread in a piece of the sum that are written out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """The parts of a nest's body. around: loops of the sum, outermost first; local: buffers of a point's own"""
-
-    before: tuple[Store, ...]
-    around: tuple[For, ...]
-    update: Store
-    after: tuple[Store, ...]
-    local: tuple[Buffer, ...]
-
-
-def staged(loops: Sequence[For], body: Stmt, vectors: Vectors, *, reorderable: bool) -> Stmt | None:
+def staged(
+    loops: Sequence[For], body: Stmt, vectors: Vectors, plans: Mapping[str, Contraction], *, reorderable: bool
+) -> Stmt | None:
     """The nest by tiles of its two loops that have more than one point per block; None where it does not suit.
 
-    reorderable: whether the loops of the sum may change places
+    plans: by the update's name; reorderable: whether the loops of the sum may change places
     """
     wide = [loop for loop in loops if loop.chunk > 1]
     found = parts_of(body)
     if len(wide) != 2 or found is None or not all(_is_plain(loop, loops) for loop in wide):
         return None
-    depth = _tiled_loop(found, reorderable=reorderable)
-    if depth is None:
+    plan = plans.get(found.update.statement)
+    depth = tiled_loop(found, reorderable=reorderable)
+    if depth is None or plan is None:
         return None
     fresh = vectors.fresh
     rows, columns = (
@@ -83,39 +75,7 @@ def staged(loops: Sequence[For], body: Stmt, vectors: Vectors, *, reorderable: b
         )
         for loop, side in zip(wide, ("row", "column"))
     )
-    return _Tiler(found, rows, columns, depth, vectors).nest(loops)
-
-
-def parts_of(body: Stmt, outermost: LoopKind = "serial") -> Sum | None:
-    """The parts of a nest's body if it is one sum of stored values and what stands around it; None otherwise.
-
-    outermost: the kind of the sum's first loop
-    """
-    local: list[Buffer] = []
-    while isinstance(body, Alloc):
-        local.append(body.buffer)
-        body = body.body
-    statements = body.body if isinstance(body, Block) else (body,)
-    sums = [n for n, statement in enumerate(statements) if isinstance(statement, For)]
-    stores = tuple(statement for statement in statements if isinstance(statement, Store))
-    if len(sums) != 1 or len(stores) != len(statements) - 1:
-        return None
-    around: list[For] = []
-    inner: Stmt = statements[sums[0]]
-    while isinstance(inner, For) and inner.kind in ("serial", "unrolled", outermost if not around else "serial"):
-        around.append(inner)
-        inner = inner.body
-    if not isinstance(inner, Store) or inner.reducer is None or inner.checks or inner.reducer.neutral is None:
-        return None
-    scanned = {loop.var for loop in around}
-    if any(isinstance(n, Var) and n.name in scanned for index in inner.indices for n in walk_expr(index)):
-        return None
-    own = {buffer.name for buffer in local}
-    if any(store.buffer != inner.buffer for store in stores[: sums[0]]):
-        return None  # what is made before the sum for the sum would have to be kept for each point
-    if any(isinstance(node, Load) and node.buffer in own for node in walk_expr(inner.value)):
-        return None
-    return Sum(stores[: sums[0]], tuple(around), inner, stores[sums[0] :], tuple(local))
+    return _Tiler(found, rows, columns, depth, vectors, plan).nest(loops)
 
 
 def _is_plain(loop: For, loops: Sequence[For]) -> bool:
@@ -123,22 +83,10 @@ def _is_plain(loop: For, loops: Sequence[For]) -> bool:
     return loop.step == 1 and as_number(loop.lower) is not None and as_number(loop.upper) is not None
 
 
-def _tiled_loop(found: Sum, *, reorderable: bool) -> For | None:
-    """The loop of the sum that is cut into pieces: the longest, if it may become the innermost."""
-    plain = [loop for loop in found.around if loop.step == 1 and extent(loop) is not None]
-    if not reorderable:
-        plain = [loop for loop in plain if loop is found.around[-1]]
-    used = {
-        n.name for loop in found.around for e in (loop.lower, loop.upper) for n in walk_expr(e) if isinstance(n, Var)
-    }
-    plain = [loop for loop in plain if loop.var not in used]
-    return max(plain, key=lambda loop: extent(loop) or 0, default=None)
-
-
 class _Tiler:
     """Builds the nest of one contraction."""
 
-    def __init__(self, found: Sum, rows: Side, columns: Side, depth: For, vectors: Vectors) -> None:
+    def __init__(self, found: Sum, rows: Side, columns: Side, depth: For, vectors: Vectors, plan: Contraction) -> None:
         self._sum, self._rows, self._columns, self._depth = found, rows, columns, depth
         self._vectors = vectors
         self._fresh = vectors.fresh
@@ -150,8 +98,11 @@ class _Tiler:
         self._reducer: Reducer = reducer
         self._name = self._fresh(f"{found.update.buffer}_tile")
         self._copies: dict[Load, Copy] = {}
-        item = max((load.dtype.itemsize for load in self._loads()), default=4)
-        self._points = max(1, min(STAGE_BYTES // item, extent(depth) or 1))
+        self._places: dict[tuple[str, str], str] = {}
+        steps = extent(depth) or 1
+        self._points = min(plan.piece, steps)
+        self._slots = min(plan.slots, steps // self._points)
+        self._slot: Expr = integer(0)
 
     def _loads(self) -> list[Load]:
         return [node for node in walk_expr(self._sum.update.value) if isinstance(node, Load)]
@@ -236,7 +187,7 @@ class _Tiler:
             kept = Load(update.buffer, self._at_point(update.indices), self._reducer.dtype)
             return self._guarded(replace(nothing, value=kept), nothing)
         before = Block(tuple(self._pointwise(store) for store in self._sum.before))
-        if all(store.buffer == update.buffer and not _has_loads(store.value) for store in self._sum.before):
+        if all(store.buffer == update.buffer and not has_loads(store.value) for store in self._sum.before):
             return before
         return self._guarded(before, nothing)
 
@@ -287,7 +238,13 @@ class _Tiler:
         assert steps is not None
         whole = folded("add", depth.lower, integer(steps // size * size))
         parts: list[Stmt] = []
-        if steps >= size:
+        if self._slots > 1:
+            ring = Ring(self._piece, depth.lower, whole, size, self._slots, depth.axis)
+            self._slot = ring.slot(index_var(self._piece))
+            added = self._added(size)
+            parts.append(ring.around(lambda first: self._copied(size, first, ring.slot(first)), added))
+            self._slot = integer(0)
+        elif steps >= size:
             body = Block((*self._copied(size), self._added(size)))
             parts.append(For(self._piece, depth.lower, whole, body, size, "serial", f"{depth.axis} block"))
         if steps % size:
@@ -353,7 +310,7 @@ class _Tiler:
         if width > 1:
             step = Op("add", (step, index_var(self._lane)), i64)
         at = {depth: step, side.loop.var: side.local}
-        value = Load(copy.buffer.name, tuple(at[axis] for axis in copy.axes), copy.buffer.dtype)
+        value = Load(copy.buffer.name, self._in_slot(at[axis] for axis in copy.axes), copy.buffer.dtype)
         along = (index_var(self._lane),) if copy.axes[1] == depth and width > 1 else ()
         name = f"{copy.buffer.name} read"
         body: Stmt = Store(name, (), fragment.name, (*side.own, *along) or (integer(0),), value)
@@ -362,25 +319,32 @@ class _Tiler:
             return side.over(body)
         return side.over(body, lanes="vector")
 
-    def _inner(self, place: Expr) -> Expr:
-        return Op("add", (index_var(self._piece), place), i64)
+    def _inner(self, place: Expr, first: Expr | None = None) -> Expr:
+        """A step of the sum by its place in the piece that starts at `first`."""
+        return Op("add", (first or index_var(self._piece), place), i64)
+
+    def _in_slot(self, place: Iterable[Expr], slot: Expr | None = None) -> tuple[Expr, ...]:
+        """A place in a copy."""
+        return ((slot or self._slot), *place) if self._slots > 1 else tuple(place)
 
     def _choose_copies(self) -> None:
         """The operands that some loop of the tile reads again, and the coordinates of their copies."""
         for load in dict.fromkeys(self._loads()):
-            used = {n.name for e in _exprs_of(load) for n in walk_expr(e) if isinstance(n, Var)}
-            is_data = load.checks or any(isinstance(n, Load) for e in _exprs_of(load) for n in walk_expr(e))
+            used = {n.name for e in exprs_of(load) for n in walk_expr(e) if isinstance(n, Var)}
+            is_data = load.checks or any(isinstance(n, Load) for e in exprs_of(load) for n in walk_expr(e))
             sides = [side for side in (self._rows, self._columns) if side.loop.var in used]
             if is_data or len(sides) != 1 or self._depth.var not in used or not self._spreads(load, sides[0]):
                 continue
             axes = [self._depth.var, sides[0].loop.var]
-            if _is_contiguous(load, self._depth.var):
+            if is_contiguous(load, self._depth.var):
                 axes.reverse()
-            shape = tuple(integer(self._size(axis)) for axis in axes)
             row = self._size(axes[1]) * load.dtype.itemsize
-            padded = row + 16 if axes[1] == self._depth.var and sides[0] is self._columns else row
-            strides = (integer(padded), integer(load.dtype.itemsize))
-            buffer = Buffer(self._fresh(f"{load.buffer}_tile"), load.dtype, shape, "local", strides)
+            padded = row + ROW_PADDING if axes[1] == self._depth.var and sides[0] is self._columns else row
+            shape = (self._slots, self._size(axes[0]), self._size(axes[1]))
+            strides = (shape[1] * padded, padded, load.dtype.itemsize)
+            first = 0 if self._slots > 1 else 1
+            sizes, steps = (tuple(integer(number) for number in numbers[first:]) for numbers in (shape, strides))
+            buffer = Buffer(self._fresh(f"{load.buffer}_tile"), load.dtype, sizes, "local", steps)
             self._copies[load] = Copy(load.buffer, buffer, (axes[0], axes[1]), sides[0])
 
     def _spreads(self, load: Load, side: Side) -> bool:
@@ -400,23 +364,24 @@ class _Tiler:
     def _where_it_exists(self, load: Load) -> Load:
         """A load that is not copied, at those points of the tile that exist."""
         mask = load.mask
-        used = {n.name for e in _exprs_of(load) for n in walk_expr(e) if isinstance(n, Var)}
+        used = {n.name for e in exprs_of(load) for n in walk_expr(e) if isinstance(n, Var)}
         for side in (self._rows, self._columns):
             if side.loop.var in used:
                 mask = both(side.inside(side.local), mask)
         return replace(load, mask=mask)
 
-    def _copied(self, size: int) -> list[Stmt]:
-        """The copies of a piece, each by all threads of the block."""
-        return [self._copy(load, copy.buffer, copy.axes, size) for load, copy in self._copies.items()]
+    def _copied(self, size: int, first: Expr | None = None, slot: Expr | None = None) -> list[Stmt]:
+        """The copies of the piece that starts at `first`, each by all threads of the block."""
+        return [self._copy(load, copy, size, first, slot) for load, copy in self._copies.items()]
 
-    def _copy(self, load: Load, buffer: Buffer, axes: tuple[str, ...], size: int) -> Stmt:
-        places = {axis: self._fresh(f"{axis}_place") for axis in axes}
+    def _copy(self, load: Load, copy: Copy, size: int, first: Expr | None, slot: Expr | None) -> Stmt:
+        buffer, axes = copy.buffer, copy.axes
+        places = {axis: self._place(buffer.name, axis) for axis in axes}
         here: dict[str, Expr] = {}
         mask: Expr | None = None
         for axis, place in places.items():
             if axis == self._depth.var:
-                here[axis] = self._inner(index_var(place))
+                here[axis] = self._inner(index_var(place), first)
                 continue
             side = next(side for side in (self._rows, self._columns) if side.loop.var == axis)
             here[axis] = Op("add", (index_var(side.tile), index_var(place)), i64)
@@ -424,23 +389,16 @@ class _Tiler:
         own = None if load.mask is None else substitute(load.mask, here)
         value = replace(load, indices=tuple(substitute(i, here) for i in load.indices), mask=both(mask, own))
         name = f"{buffer.name} copied"
-        body: Stmt = Store(name, (), buffer.name, tuple(index_var(places[axis]) for axis in axes), value)
+        at = self._in_slot((index_var(places[axis]) for axis in axes), slot)
+        body: Stmt = Store(name, (), buffer.name, at, value)
         for axis in reversed(axes):
             count = size if axis == self._depth.var else self._size(axis)
             body = For(places[axis], integer(0), integer(count), body, 1, "block", axis, TOGETHER)
         return body
 
-
-def _has_loads(expr: Expr) -> bool:
-    return any(isinstance(node, Load) for node in walk_expr(expr))
-
-
-def _exprs_of(load: Load) -> list[Expr]:
-    return [*load.indices, *([] if load.mask is None else [load.mask])]
-
-
-def _is_contiguous(load: Load, var: str) -> bool:
-    """Whether neighbors along a loop are neighbors in memory."""
-    if not load.indices or any(n == index_var(var) for index in load.indices[:-1] for n in walk_expr(index)):
-        return False
-    return any(n == index_var(var) for n in walk_expr(load.indices[-1]))
+    def _place(self, buffer: str, axis: str) -> str:
+        """The variable of a copy's place along an axis: the same in all copies to a buffer."""
+        found = self._places.get((buffer, axis))
+        if found is None:
+            found = self._places[buffer, axis] = self._fresh(f"{axis}_place")
+        return found

@@ -83,6 +83,8 @@ class ThreadPrinter:
                         yield from self._thread(inner)
             case For(kind="block"):
                 yield from self._together([statement])
+            case For(kind="pipeline"):
+                yield from self._pipeline(statement)
             case For(kind="vector", body=Store() as store):
                 yield from self._lanes(statement, store)
             case For():
@@ -114,6 +116,10 @@ class ThreadPrinter:
     def _together(self, loops: Sequence[For]) -> Iterator[str]:
         """Loops that all threads of a block share while each is by itself."""
         raise ScheduleError("a block loop stands inside a thread", why=", ".join(loop.var for loop in loops))
+
+    def _pipeline(self, loop: For) -> Iterator[str]:
+        """A loop whose copies run ahead."""
+        raise ScheduleError("copies run ahead inside a thread", why=loop.var)
 
     def _share(self, buffer: Buffer) -> None:
         """Declares a buffer in shared memory."""
@@ -187,6 +193,12 @@ class ThreadPrinter:
 
     def _combined(self, reducer: Reducer, old: Text, value: Text) -> Text:
         return self._x.combined(reducer, old, value, self._reductions.custom(self._x))
+
+    def _unused(self, name: str, *endings: str) -> str:
+        """The name, or a longer one, such that with none of the endings it names an array, a size or a loop."""
+        while {f"{name}{ending}" for ending in endings} & set(self._shared.names.values()):
+            name += "_"
+        return name
 
     def _var(self, loop: For) -> str:
         return self._shared.names[loop.var]

@@ -15,14 +15,21 @@ from polyopt.codegen_cuda.vectors import first_lane, is_vector
 from polyopt.dsl.ir import Var
 from polyopt.loops.ir import Buffer, Expr, For, Load, Store, index_var, integer, walk_expr
 
+ASYNCHRONOUS_BYTES = (4, 8, 16)
+"""Sizes of copies from global to shared memory that run on their own."""
+
 
 class VectorPrinter(ThreadPrinter):
-    """Prints loops over lanes. Accesses whose lanes are not proved to be one vector stay accesses of each lane."""
+    """Prints loops over lanes. Accesses whose lanes are not proved to be one vector stay accesses of each lane.
+
+    _flying: buffers in shared memory that copies from global memory fill on their own
+    """
 
     def __init__(self, shared: Names, reductions: Reductions) -> None:
         names = Names(dict(shared.names), dict(shared.buffers), shared.parameters, shared.sizes)
         super().__init__(names, reductions)
         self._vectors = 1
+        self._flying: set[str] = set()
 
     def _lanes(self, loop: For, store: Store) -> Iterator[str]:
         lane, width = loop.var, as_number(loop.upper) or 1
@@ -43,6 +50,9 @@ class VectorPrinter(ThreadPrinter):
         is_copy = store.reducer is None and len(found) == 1 and value in found.values() and not store.checks
         if is_copy and hoisted is None and (is_stored or self._is_row(store, loop)):
             (load,) = found
+            if store.buffer in self._flying and (copied := self._copied(store, load, lane, width)):
+                yield copied
+                return
             moved = self._loaded(load, lane, width)
             if is_stored:
                 yield f"po_store<{width}>(&{self._first(store.buffer, store.indices, lane)}, {moved});"
@@ -64,6 +74,25 @@ class VectorPrinter(ThreadPrinter):
         yield f"{kind} {target};" if store.reducer is None else f"{kind} {target} = po_load<{width}>(&{first});"
         yield from super()._lanes(loop, replace(changed, buffer=target, indices=(index_var(lane),)))
         yield f"po_store<{width}>(&{first}, {target});"
+
+    def _store(self, store: Store, register: str | None = None) -> Iterator[str]:
+        if store.buffer in self._flying and isinstance(store.value, Load):
+            copied = self._copied(store, store.value, "", 1)
+            if copied:
+                yield copied
+                return
+        yield from super()._store(store, register)
+
+    def _copied(self, store: Store, load: Load, lane: str, width: int) -> str:
+        """A copy to shared memory that runs on its own; nothing where the machine has none of that size."""
+        bytes_ = width * load.dtype.itemsize
+        if bytes_ not in ASYNCHRONOUS_BYTES or load.checks or store.checks:
+            return ""
+        target, source = (self._first(access.buffer, access.indices, lane) for access in (store, load))
+        guard = self._x.guard(load.buffer, load.indices, load.mask, ())
+        if guard is None:
+            return f"po_cp_async{bytes_}(&{target}, &{source});"
+        return f"po_cp_async{bytes_}_zfill(&{target}, &{source}, {guard.text});"
 
     def _is_memory(self, buffer: str, indices: tuple[Expr, ...], loop: For) -> bool:
         """Whether the lanes' elements are one vector in memory."""

@@ -257,6 +257,8 @@ def _for_text(loop: For) -> str:
         notes.append(f"{loop.chunk} iterations a {'chunk' if loop.kind == 'parallel' else 'block'}")
     if loop.kind == "block":
         notes.append(f"{loop.chunk} threads")
+    if loop.kind == "pipeline":
+        notes.append(f"{loop.chunk} slots")
     return f"{kind}for {loop.var} in range({', '.join(bounds)}):" + (f"  # {', '.join(notes)}" if notes else "")
 
 
@@ -372,6 +374,7 @@ def _dot_style(statement: Stmt) -> str:
         "block": "palegreen",
         "vector": "palegreen",
         "unrolled": "lightyellow",
+        "pipeline": "lavender",
     }
     if isinstance(statement, For) and statement.kind in colors:
         return f", style=filled, fillcolor={colors[statement.kind]}"

@@ -33,13 +33,14 @@ class Gate:
 
 _WIDE = ((("LDG", "128"), 2), (("STG", "128"), 1))
 """Loads and stores of 16 bytes."""
-_TILES = (*_WIDE, (("STS", "128"), 2))
+_RING = ((("LDGSTS", "128"), 4), (("LDGDEPBAR",), 2), (("DEPBAR",), 1), (("STG", "128"), 1))
+"""Copies of 16 bytes to shared memory that run on their own, in groups that are waited for."""
 
 GATES: dict[str, Gate] = {
-    "matmul_f32": Gate(registers=128, opcodes=(*_TILES, (("LDS", "128"), 64))),  # 64 sums: two blocks at a time
-    "matmul_bf16": Gate(registers=118, opcodes=(*_TILES, (("LDS", "128"), 4))),
-    "matmul_i8": Gate(registers=92, opcodes=_TILES),
-    "conv2d": Gate(registers=80, opcodes=(*_TILES, (("LDS", "128"), 48))),
+    "matmul_f32": Gate(registers=128, opcodes=(*_RING, (("LDS", "128"), 64))),  # 64 sums: two blocks at a time
+    "matmul_bf16": Gate(registers=118, opcodes=(*_RING, (("LDS", "128"), 4))),
+    "matmul_i8": Gate(registers=95, opcodes=_RING),
+    "conv2d": Gate(registers=80, opcodes=(*_RING, (("LDS", "128"), 48))),
     "layernorm": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
     "softmax": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
     "pointwise_bf16": Gate(registers=40, opcodes=((("LDG", "128"), 3), (("STG", "128"), 1))),

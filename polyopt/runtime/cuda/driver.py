@@ -11,8 +11,6 @@ from polyopt.classes import dataclass
 from polyopt.runtime.cuda.image import CudaImage, KernelImage
 
 Array = np.ndarray[Any, Any]
-STATIC_SHARED_BYTES = 48 << 10
-"""Shared memory of a block without asking for more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ import pycuda.tools
 from polyopt.classes import dataclass
 from polyopt.errors import BackendUnavailable, CompileError
 from polyopt.runtime.cuda.arrays import Home
-from polyopt.runtime.cuda.driver import STATIC_SHARED_BYTES, Array, Limits, Memory, Module
+from polyopt.runtime.cuda.driver import Array, Limits, Memory, Module
 from polyopt.runtime.cuda.image import CudaImage, KernelImage
+from polyopt.target import STATIC_SHARED_BYTES
 
 
 class GpuMemory:

@@ -1,0 +1,190 @@
+"""What the threads of a block do together while each is by itself: copies to shared memory, at once or ahead.
+
+A loop of kind "pipeline" runs copies ahead of what reads them, through the slots of a ring: the copies of a piece are
+on their way, as asynchronous as the machine allows, while the pieces before it are summed up. A piece is waited for
+once, at one barrier, which is also what lets its slot be written anew. Source: [CUDA], asynchronous copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
+
+from polyopt.codegen_c.c_helpers import stored_type
+from polyopt.codegen_cuda.intervals import as_number, folded
+from polyopt.codegen_cuda.launch import LaunchPrinter
+from polyopt.codegen_cuda.reductions import Reductions
+from polyopt.codegen_cuda.rings import pieces_of, read, written
+from polyopt.codegen_cuda.shapes import dims
+from polyopt.codegen_cuda.threads import INDENT, Names, indented
+from polyopt.codegen_cuda.vectors import note
+from polyopt.errors import ScheduleError
+from polyopt.loops.ir import Block, Buffer, Expr, For, If, Stmt, integer
+from polyopt.target import STATIC_SHARED_BYTES
+
+
+class SharedPrinter(LaunchPrinter):
+    """Prints what goes through the shared memory of a block.
+
+    _dims: threads along each dimension of the block; _is_filled: whether anything has been copied yet
+    """
+
+    def __init__(self, shared: Names, reductions: Reductions, statement: Stmt) -> None:
+        super().__init__(shared, reductions, statement)
+        self._dims = dims(self._body)
+        self._shared_lines: list[str] = []
+        self._shared_bytes = 0
+        self._is_filled = False
+
+    @property
+    def threads(self) -> int:
+        return prod(self._dims)
+
+    # --- a thread's place -------------------------------------------------------------------------------------------
+
+    def _coordinates(self) -> list[str]:
+        """The lines that name a thread's place along each dimension of the block where they have no name of CUDA's."""
+        if len(self._dims) <= 3:
+            return []
+        lines, below = [], 1
+        for depth in reversed(range(len(self._dims))):
+            lines.append(f"const int thread_{depth} = threadIdx.x / {below} % {self._dims[depth]};")
+            below *= self._dims[depth]
+        return lines
+
+    def _coordinate(self, depth: int) -> str:
+        if len(self._dims) > 3:
+            return f"thread_{depth}"
+        return f"(int)threadIdx.{'xyz'[len(self._dims) - 1 - depth]}"
+
+    def _group(self, depth: int) -> int:
+        """How many threads share the places of the first dimensions."""
+        return prod(self._dims[depth:])
+
+    def _thread_in_group(self, depth: int) -> str:
+        """A thread's number in its group."""
+        if depth >= len(self._dims):
+            return "0"
+        if depth == 0 and len(self._dims) > 3:
+            return "(int)threadIdx.x"
+        if len(self._dims) - depth == 1:
+            return self._coordinate(depth)
+        text = self._coordinate(depth)
+        for inner in range(depth + 1, len(self._dims)):
+            text = text if inner == depth + 1 else f"({text})"
+            text = f"{text} * {self._dims[inner]} + {self._coordinate(inner)}"
+        return text
+
+    def _share(self, buffer: Buffer) -> None:
+        strides = buffer.strides or ()
+        row = as_number(strides[0]) if len(strides) > 1 else None
+        extents = [as_number(extent) or 0 for extent in buffer.shape]
+        size = extents[0] * row if row is not None else prod(extents) * buffer.dtype.itemsize
+        self._reserve(buffer, size)
+        kind, name = stored_type(buffer.dtype), self._shared.names[buffer.name]
+        self._shared_lines.append(f"PO_SHARED {kind} {name}[{size // buffer.dtype.itemsize}];")
+
+    def _together(self, loops: Sequence[For]) -> Iterator[str]:
+        """Copies to shared memory: no thread reads what another one has not written, or writes what one still reads."""
+        if self._depth or self._is_filled:
+            yield "__syncthreads();"
+        self._is_filled = True
+        for loop in loops:
+            yield from self._dealt_to_all(loop)
+        yield "__syncthreads();"
+
+    def _dealt_to_all(self, loop: For) -> Iterator[str]:
+        """The iterations of loops nested perfectly, counted through and given to the threads in turn."""
+        nest: list[For] = []
+        inner: Stmt = loop
+        while isinstance(inner, For) and inner.kind == "block":
+            nest.append(inner)
+            inner = inner.body
+        extents = [(as_number(folded("sub", one.upper, one.lower)) or 0) // one.step for one in nest]
+        total, index = prod(extents), self._unused(f"{self._var(nest[0])}_all", "")
+        start = self._thread_in_group(0)
+        if total == self.threads:
+            yield "{"
+            yield f"{INDENT}const int {index} = {start};"
+        elif total % self.threads == 0:
+            turn = self._unused(f"{self._var(nest[0])}_turn", "")
+            yield "#pragma unroll 1" if self._depth else "#pragma unroll"  # sums around need the registers
+            yield f"for (int {turn} = 0; {turn} < {total // self.threads}; ++{turn}) {{"
+            yield f"{INDENT}const int {index} = {start} + {turn} * {self.threads};"
+        else:
+            yield f"for (int {index} = {start}; {index} < {total}; {index} += {self.threads}) {{"
+        below = total
+        for one, extent in zip(nest, extents, strict=True):
+            note(self._known, one)
+            below //= max(extent, 1)
+            text = index if below == 1 else f"{index} / {below}"
+            text = text if one is nest[0] else f"{text} % {extent}"
+            text = text if one.step == 1 else f"{text} * {one.step}"
+            text = text if one.lower == integer(0) else f"{self._x.value(one.lower).within(2)} + {text}"
+            yield f"{INDENT}const int {self._var(one)} = {text};"
+        yield from indented(self._thread(inner))
+        yield "}"
+
+    def _reserve(self, buffer: Buffer, size: int) -> None:
+        self._shared_bytes += size
+        if self._shared_bytes > STATIC_SHARED_BYTES:
+            raise ScheduleError(
+                "a kernel needs more shared memory than a block has",
+                why=f"{self._shared_bytes} bytes with '{buffer.name}'",
+                facts={"bytes": self._shared_bytes},
+            )
+
+    # --- copies ahead -----------------------------------------------------------------------------------------------
+
+    def _pipeline(self, loop: For) -> Iterator[str]:
+        """Pieces through a ring: a loop that only copies fills it, one that also reads keeps it full."""
+        if not pieces_of(loop)[1]:
+            if self._depth or self._is_filled:
+                yield "__syncthreads();"
+            yield "#pragma unroll"
+        self._is_filled = True
+        yield from self._for(loop)
+        self._depth += 1
+        yield from indented(self._piece(loop))
+        self._depth -= 1
+        yield "}"
+
+    def _piece(self, loop: For) -> Iterator[str]:
+        """One piece: what it needs has come, what comes later is on its way, then the work."""
+        ahead, reads = pieces_of(loop)
+        targets = written(ahead)
+        if reads:
+            yield f"po_cp_wait<{loop.chunk - 2}>();"
+            yield "__syncthreads();"
+        self._flying = set(targets)
+        for statement in ahead:
+            yield from self._ahead(statement, loop, targets)
+        self._flying = set()
+        yield "po_cp_commit();"
+        if reads:
+            yield from self._slot(loop, "slot", read(reads, targets).values())
+        for statement in reads:
+            yield from self._thread(statement)
+        self._x.named.clear()
+
+    def _ahead(self, statement: Stmt, loop: For, targets: Mapping[str, Expr]) -> Iterator[str]:
+        """Copies that are on their way; nobody waits for them here."""
+        match statement:
+            case Block(body):
+                for inner in body:
+                    yield from self._ahead(inner, loop, targets)
+            case If(condition, then):
+                yield f"if ({self._x.text(condition)}) {{"
+                yield from indented([*self._slot(loop, "next", targets.values()), *self._ahead(then, loop, targets)])
+                yield "}"
+            case For():
+                yield from self._dealt_to_all(statement)
+            case _:
+                raise AssertionError("copies are loops of all threads, one after the other")
+
+    def _slot(self, loop: For, name: str, slots: Collection[Expr]) -> Iterator[str]:
+        """A name for the one slot that buffers share."""
+        for slot in dict.fromkeys(slots):
+            name = self._unused(f"{self._var(loop)}_{name}", "")
+            yield f"const {self._index} {name} = {self._x.text(slot)};"
+            self._x.named[slot] = name

@@ -1,0 +1,78 @@
+"""What a contraction is made of: one sum of stored values, and what stands before and after it in its nest."""
+
+from __future__ import annotations
+
+from polyopt.classes import dataclass
+from polyopt.codegen_cuda.tiles import extent
+from polyopt.dsl.ir import Var
+from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, Load, LoopKind, Stmt, Store, index_var, walk_expr
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The parts of a nest's body. around: loops of the sum, outermost first; local: buffers of a point's own"""
+
+    before: tuple[Store, ...]
+    around: tuple[For, ...]
+    update: Store
+    after: tuple[Store, ...]
+    local: tuple[Buffer, ...]
+
+
+def parts_of(body: Stmt, outermost: LoopKind = "serial") -> Sum | None:
+    """The parts of a nest's body if it is one sum of stored values and what stands around it; None otherwise.
+
+    outermost: the kind of the sum's first loop
+    """
+    local: list[Buffer] = []
+    while isinstance(body, Alloc):
+        local.append(body.buffer)
+        body = body.body
+    statements = body.body if isinstance(body, Block) else (body,)
+    sums = [n for n, statement in enumerate(statements) if isinstance(statement, For)]
+    stores = tuple(statement for statement in statements if isinstance(statement, Store))
+    if len(sums) != 1 or len(stores) != len(statements) - 1:
+        return None
+    around: list[For] = []
+    inner: Stmt = statements[sums[0]]
+    while isinstance(inner, For) and inner.kind in ("serial", "unrolled", outermost if not around else "serial"):
+        around.append(inner)
+        inner = inner.body
+    if not isinstance(inner, Store) or inner.reducer is None or inner.checks or inner.reducer.neutral is None:
+        return None
+    scanned = {loop.var for loop in around}
+    if any(isinstance(n, Var) and n.name in scanned for index in inner.indices for n in walk_expr(index)):
+        return None
+    own = {buffer.name for buffer in local}
+    if any(store.buffer != inner.buffer for store in stores[: sums[0]]):
+        return None  # what is made before the sum for the sum would have to be kept for each point
+    if any(isinstance(node, Load) and node.buffer in own for node in walk_expr(inner.value)):
+        return None
+    return Sum(stores[: sums[0]], tuple(around), inner, stores[sums[0] :], tuple(local))
+
+
+def tiled_loop(found: Sum, *, reorderable: bool) -> For | None:
+    """The loop of the sum that is cut into pieces: the longest, if it may become the innermost."""
+    plain = [loop for loop in found.around if loop.step == 1 and extent(loop) is not None]
+    if not reorderable:
+        plain = [loop for loop in plain if loop is found.around[-1]]
+    used = {
+        n.name for loop in found.around for e in (loop.lower, loop.upper) for n in walk_expr(e) if isinstance(n, Var)
+    }
+    plain = [loop for loop in plain if loop.var not in used]
+    return max(plain, key=lambda loop: extent(loop) or 0, default=None)
+
+
+def has_loads(expr: Expr) -> bool:
+    return any(isinstance(node, Load) for node in walk_expr(expr))
+
+
+def exprs_of(load: Load) -> list[Expr]:
+    return [*load.indices, *([] if load.mask is None else [load.mask])]
+
+
+def is_contiguous(load: Load, var: str) -> bool:
+    """Whether neighbors along a loop are neighbors in memory."""
+    if not load.indices or any(n == index_var(var) for index in load.indices[:-1] for n in walk_expr(index)):
+        return False
+    return any(n == index_var(var) for n in walk_expr(load.indices[-1]))
