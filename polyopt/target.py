@@ -118,7 +118,7 @@ class Target:
     triple:           LLVM's name of architecture, system and ABI
     cpu:              LLVM's name of the processor
     features:         LLVM's feature string: what the processor has *and* the system lets programs use
-    parallel_instances: statement instances below which one thread is as fast: dispatch costs about 13 microseconds
+    parallel_ns:      estimated nanoseconds of work on one core from which threads repay being woken
     gpu:              the GPU, where code is for one; then the rest says nothing
     rates:            what was measured here by `polyopt doctor --calibrate`; None for a preset, or before that
     """
@@ -133,7 +133,7 @@ class Target:
     triple: str
     cpu: str
     features: str
-    parallel_instances: int = 1 << 15
+    parallel_ns: int = 10_000
     rates: Rates | None = None
     gpu: GpuTarget | None = None
 

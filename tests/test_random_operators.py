@@ -66,7 +66,7 @@ def tiny_machine(monkeypatch: pytest.MonkeyPatch) -> Target:
     monkeypatch.setattr(pack, "BLOCK_COLUMNS", (8, 16))
     monkeypatch.setattr(pack, "LEAST_BLOCKS", 2)
     monkeypatch.setattr(pack, "LEAST_REUSE", 2)
-    return replace(MACHINE, l1_bytes=128, l2_bytes=256, parallel_instances=1)
+    return replace(MACHINE, l1_bytes=128, l2_bytes=256, parallel_ns=1)
 
 
 @pytest.mark.parametrize("seed", [*range(0, 60, 2), *ONCE_CRASHED])

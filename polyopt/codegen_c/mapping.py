@@ -1,7 +1,8 @@
 """Which loops run on several threads.
 
-The outermost coincident loop of each nest is parallel if the work under it repays waking the threads. Chunks
-depend on the trip count alone, never on the number of threads.
+The outermost coincident loop of each nest is parallel if the time of what is under it repays waking the threads. It
+is handed out in few chunks of about equal time: enough to balance the threads, each long beside what a claim costs.
+Chunks depend on the trip count alone, never on the number of threads.
 """
 
 from __future__ import annotations
@@ -12,22 +13,49 @@ from typing import assert_never
 
 from polyopt import picks
 from polyopt.classes import dataclass
+from polyopt.codegen_c import work
 from polyopt.poly.scop import Scop
-from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, statements
+from polyopt.poly.tree import Leaf, Loop, Sequence, Tree
 from polyopt.target import Target
 from polyopt.tiling.extents import Extents
+
+CHUNKS_WORTH_WAKING = 4
+"""Chunks of a loop that is just worth the threads. A claim costs 50 ns where others claim too, a chunk is 2 us."""
+
+MOST_CHUNKS = 256
+"""More balance no better, and only cost."""
+
+DISPATCHES = 16
+"""Parallel regions, with nothing to do, in the time of work that repays one: where that was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelLoop:
-    """A loop given to the threads. instances: statement instances under it, per execution."""
+    """A loop given to the threads. chunk: iterations claimed at once; ns: of one execution on one core, estimated."""
 
     name: str
     chunk: int
-    instances: int
+    ns: int
 
     def __str__(self) -> str:
-        return f"{self.name}: parallel, {self.chunk} iterations a chunk, about {self.instances} instances"
+        return f"{self.name}: parallel, {self.chunk} iterations a chunk, about {_microseconds(self.ns)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShortLoop:
+    """A loop that could be parallel, and takes about `ns` where threads repay `least_ns`."""
+
+    name: str
+    ns: int
+    least_ns: int
+
+    def __str__(self) -> str:
+        takes, least = _microseconds(self.ns), _microseconds(self.least_ns)
+        return f"{self.name}: could be parallel, too little work: about {takes}, threads repay {least}"
+
+
+def _microseconds(ns: int) -> str:
+    return f"{ns / 1000:.3g} us"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +63,49 @@ class CpuMapping:
     """The parallel loops of a kernel, and the loops kept serial because they are too short."""
 
     parallel: tuple[ParallelLoop, ...]
-    too_short: tuple[str, ...]
+    too_short: tuple[ShortLoop, ...]
 
     def __str__(self) -> str:
-        lines = [str(loop) for loop in self.parallel]
-        lines += [f"{name}: could be parallel, too little work" for name in self.too_short]
-        return "\n".join(lines) or "no parallel loop"
+        return "\n".join(map(str, (*self.parallel, *self.too_short))) or "no parallel loop"
 
 
 def decide(scop: Scop, tree: Tree, target: Target) -> CpuMapping:
     """Chooses the parallel loops of a tiled tree."""
-    extents = Extents(scop)
-    found = list(_candidates(tree, extents, {}))
-    parallel = tuple(loop for loop in found if _is_worth_threads(loop, target))
-    return CpuMapping(parallel, tuple(loop.name for loop in found if loop not in parallel))
+    extents, waking_ns = Extents(scop), _waking_ns(target)
+    parallel: list[ParallelLoop] = []
+    too_short: list[ShortLoop] = []
+    shared: set[str] = set()
+    for loop, outside in _candidates(tree, extents, {}):
+        ns = work.nanoseconds(scop, loop, extents, target, outside)
+        least_ns = waking_ns + round(
+            2 * work.handed_ns(scop, loop, target, shared)
+        )  # two threads halve the time, not this
+        if _is_worth_threads(loop, ns >= least_ns):
+            parallel.append(ParallelLoop(loop.name, _chunk(_iterations(loop, extents), ns / waking_ns), round(ns)))
+            shared |= {scop.statement(name).array for name in loop.statements}
+        else:
+            too_short.append(ShortLoop(loop.name, round(ns), least_ns))
+    return CpuMapping(tuple(parallel), tuple(too_short))
 
 
-def _is_worth_threads(loop: ParallelLoop, target: Target) -> bool:
-    enough = loop.instances >= target.parallel_instances
+def _is_worth_threads(loop: Loop, enough: bool) -> bool:
     return picks.choose(f"threads for {loop.name}", enough, lambda: (enough, not enough))
+
+
+def _waking_ns(target: Target) -> int:
+    """The least work that repays waking the threads."""
+    measured = 0.0 if target.rates is None else 1000 * target.rates.dispatch_us
+    return max(target.parallel_ns, round(DISPATCHES * measured), 1)
+
+
+def _chunk(iterations: int, worth: float) -> int:
+    """Iterations of a chunk: a power of two of chunks, as even as they can be, or one for each iteration if few.
+
+    worth: the time of all of them over the time that repays waking the threads
+    """
+    fitting = max(1.0, CHUNKS_WORTH_WAKING * worth)
+    chunks = min(MOST_CHUNKS, 1 << (int(fitting).bit_length() - 1))
+    return 1 if iterations <= 2 * chunks else -(-iterations // chunks)
 
 
 def apply(tree: Tree, mapping: CpuMapping) -> Tree:
@@ -82,8 +134,8 @@ def _holds_parallel(loop: Loop) -> bool:
     return isinstance(loop.body, Loop) and loop.body.coincident and loop.body.kind == "serial"
 
 
-def _candidates(tree: Tree, extents: Extents, outside: dict[str, int]) -> Iterator[ParallelLoop]:
-    """The outermost coincident loops; `outside`: trip counts already spent per statement."""
+def _candidates(tree: Tree, extents: Extents, outside: dict[str, int]) -> Iterator[tuple[Loop, dict[str, int]]]:
+    """The outermost coincident loops, with the trip counts of the loops around them, by statement."""
     match tree:
         case Leaf():
             return
@@ -91,8 +143,7 @@ def _candidates(tree: Tree, extents: Extents, outside: dict[str, int]) -> Iterat
             for child in children:
                 yield from _candidates(child, extents, outside)
         case Loop(coincident=True, kind="serial") if _iterations(tree, extents) > 1 or not _holds_parallel(tree):
-            inside = sum(extents.points(name) // max(outside.get(name, 1), 1) for name in statements(tree))
-            yield ParallelLoop(tree.name, 1, inside)
+            yield tree, outside
         case Loop():
             spent = {name: outside.get(name, 1) * extents.row(name, tree.row(name)) for name in tree.statements}
             yield from _candidates(tree.body, extents, {**outside, **spent})

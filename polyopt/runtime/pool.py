@@ -22,12 +22,12 @@ from polyopt.classes import dataclass
 from polyopt.errors import ArgumentError
 from polyopt.runtime import jit
 from polyopt.runtime.objects import LoadedCode
-from polyopt.runtime.pool_ir import ARCHITECTURES, INIT, RUN, STOP, pool_ir
+from polyopt.runtime.pool_ir import ARCHITECTURES, INIT, RUN, STOP, Patience, pool_ir
 from polyopt.target import preset
 
 MAX_THREADS = 1024
-_WORKER_SPINS = 200
-_CALLER_SPINS = 500
+_PATIENCE = Patience(pauses=40, offers=80, caller=500)
+"""Idle workers watch for 50 to 200 us: longer than Python takes from one operator to the next."""
 _CGROUP = Path("/sys/fs/cgroup")
 _log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def is_supported() -> bool:
 
 def pool_text() -> str:
     """The LLVM IR of the pool for this machine's architecture."""
-    return pool_ir(platform.machine(), _WORKER_SPINS, _CALLER_SPINS)
+    return pool_ir(platform.machine(), _PATIENCE)
 
 
 def set_num_threads(threads: object) -> None:

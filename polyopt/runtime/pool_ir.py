@@ -1,16 +1,19 @@
 """The thread pool as LLVM IR text: fork-join over chunks that the caller and the workers claim one by one.
 
-State, all in globals of one loaded copy:
-    @remaining   chunks of the region at hand that nobody has claimed; a claim is one decrement
-    @unfinished  chunks of the region that have not ended; the caller waits for 0
+State, all in globals of one loaded copy; the first four lines share a cache line, since a worker needs all of them:
+    @generation  counts regions; workers watch it, and sleep on it
     @body, @context, @chunks   the region; written only while @remaining is 0, read only after a claim
     @floats      the caller's floating-point mode, so that a result does not depend on who computes it; likewise
-    @generation  counts regions; workers sleep on it
+    @remaining   chunks of the region at hand that nobody has claimed; a claim is one decrement
+    @unfinished  chunks of the region that have not ended, or whose thread has not said so yet; the caller waits for 0
     @asleep      workers that sleep, or are about to
     @busy        1 while a region runs; whoever finds it 1 (a nested or concurrent call) runs serially
     @threads     the caller and its workers
     @started     1 once the workers run
     @epoch       a worker ends when it changes
+
+A worker that finds nothing to do watches for a while: from asleep it takes tens of microseconds to be at work, longer
+than many a region. Between looks it offers its core to others, so that watching costs nobody anything but power.
 
 Why a late worker can do no harm: it claims by a decrement of @remaining and reads the region only afterwards. A region
 cannot end, nor another begin, while a claimed chunk is unfinished, so what it reads belongs to the chunk it claimed.
@@ -22,6 +25,8 @@ The caller never depends on a worker: alone, it finishes every chunk. So a forke
 from __future__ import annotations
 
 from string import Template
+
+from polyopt.classes import dataclass
 
 INIT = "pool_init"
 RUN = "pool_run"
@@ -59,17 +64,27 @@ _FAULTS = (4, 5, 7, 8, 11, 31)
 ARCHITECTURES = tuple(_FUTEX_NUMBER)
 
 
-def pool_ir(architecture: str, worker_spins: int, caller_spins: int) -> str:
-    """The pool on Linux.
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long threads wait. A pause is 10 to 60 ns, by processor.
 
-    architecture: one of `ARCHITECTURES`
-    worker_spins: pauses before an idle worker sleeps
-    caller_spins: pauses before a caller that waits for claimed chunks yields its core each time
+    pauses: of an idle worker before it offers its core to others, each time
+    offers: of its core before an idle worker sleeps
+    caller: pauses before a caller that waits for claimed chunks offers its core each time
     """
+
+    pauses: int
+    offers: int
+    caller: int
+
+
+def pool_ir(architecture: str, patience: Patience) -> str:
+    """The pool on Linux. architecture: one of `ARCHITECTURES`"""
     every_signal_but_faults = ~sum(1 << (number - 1) for number in _FAULTS)
     return _POOL.substitute(
-        worker_spins=worker_spins,
-        caller_spins=caller_spins,
+        pauses=patience.pauses,
+        offers=patience.offers,
+        caller_spins=patience.caller,
         futex=_FUTEX_NUMBER[architecture],
         wait=_FUTEX_WAIT_PRIVATE,
         wake=_FUTEX_WAKE_PRIVATE,
@@ -83,15 +98,17 @@ def pool_ir(architecture: str, worker_spins: int, caller_spins: int) -> str:
 
 
 _POOL = Template("""\
+%region = type { i32, i32, ptr, ptr, i64, i64 }
+@region     = internal global %region zeroinitializer, align 64
+@generation = internal alias i32, ptr @region
+@body       = internal alias ptr, getelementptr (%region, ptr @region, i64 0, i32 2)
+@context    = internal alias ptr, getelementptr (%region, ptr @region, i64 0, i32 3)
+@chunks     = internal alias i64, getelementptr (%region, ptr @region, i64 0, i32 4)
+@floats     = internal alias i64, getelementptr (%region, ptr @region, i64 0, i32 5)
 @remaining  = internal global i64 0, align 64
 @unfinished = internal global i64 0, align 64
-@generation = internal global i32 0, align 64
 @asleep     = internal global i32 0, align 64
 @busy       = internal global i32 0, align 64
-@body       = internal global ptr null, align 64
-@context    = internal global ptr null
-@chunks     = internal global i64 0
-@floats     = internal global i64 0
 @threads    = internal global i64 1
 @started    = internal global i32 0
 @epoch      = internal global i32 0, align 64
@@ -103,11 +120,12 @@ declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(i64)
 declare i32 @pthread_sigmask(i32, ptr, ptr)
 
-; Claims and runs chunks until none is left.
+; Claims and runs chunks until none is left, and then says how many it has run.
 define internal void @work(i64 %slot) #0 {
 entry:
   br label %look
 look:
+  %ran = phi i64 [ 0, %entry ], [ %ran, %claim ], [ %ran1, %call ]
   %left = load atomic i64, ptr @remaining acquire, align 8
   %some = icmp sgt i64 %left, 0
   br i1 %some, label %claim, label %done
@@ -128,9 +146,15 @@ call:
   %chunks = load i64, ptr @chunks
   %chunk = sub nsw i64 %chunks, %left
   call void %body(ptr %context, i64 %chunk, i64 %chunks, i64 %slot)
-  %before = atomicrmw sub ptr @unfinished, i64 1 release
+  %ran1 = add nuw nsw i64 %ran, 1
   br label %look
 done:
+  %any = icmp ne i64 %ran, 0
+  br i1 %any, label %say, label %leave
+say:
+  %before = atomicrmw sub ptr @unfinished, i64 %ran release
+  br label %leave
+leave:
   ret void
 }
 
@@ -152,15 +176,25 @@ work:
   call void @work(i64 %slot)
   br label %watch
 watch:
-  %spin = phi i32 [ 0, %work ], [ %next_spin, %pause ]
+  %offer = phi i32 [ 0, %work ], [ %next_offer, %give_way ]
+  br label %glance
+glance:
+  %spin = phi i32 [ 0, %watch ], [ %next_spin, %pause ]
   %now = load atomic i32, ptr @generation acquire, align 4
   %same = icmp eq i32 %now, %seen
   br i1 %same, label %pause, label %awake
 pause:
   $pause
   %next_spin = add nuw i32 %spin, 1
-  %patient = icmp ult i32 %next_spin, $worker_spins
-  br i1 %patient, label %watch, label %sleep
+  %looks_on = icmp ult i32 %next_spin, $pauses
+  br i1 %looks_on, label %glance, label %offer_core
+offer_core:
+  %next_offer = add nuw i32 %offer, 1
+  %patient = icmp ult i32 %offer, $offers
+  br i1 %patient, label %give_way, label %sleep
+give_way:
+  %yielded = call i32 @sched_yield()
+  br label %watch
 sleep:
   %up = atomicrmw add ptr @asleep, i32 1 seq_cst
   %woken = call i64 (i64, ...) @syscall(i64 $futex, ptr @generation, i32 $wait, i32 %seen, ptr null, ptr null, i32 0)

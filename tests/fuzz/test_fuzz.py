@@ -41,7 +41,7 @@ def test_cases_hold_every_kind_of_thing() -> None:
     for part in (
         "+=", "*=", "po.when", ".pad(", ".clamp()", ".wrap()", " // ", " % ", "[ids[", "po.sum(", "po.prod(", "po.max(",
         "po.min(", "po.any(", "po.all(", "po.argmax(", "po.argmin(", "po.reduce(", "where=", "po.cast(", ".T", "[::-1]",
-        "dynamic=", '"strict"', '"fast"', "preset(", "parallel_instances=1,", "[t + 1, j]", "ii < i", "2*i + 1",
+        "dynamic=", '"strict"', '"fast"', "preset(", "parallel_ns=1,", "[t + 1, j]", "ii < i", "2*i + 1",
         *(f"'{layout}'" for layout in LAYOUTS), "'overlap'", "'input'", "bf16", "f16", "u64", "bool_",
     ):  # fmt: skip
         assert part in text, part

@@ -107,7 +107,7 @@ def test_a_register_has_the_lanes_of_every_loop_that_uses_it() -> None:
 def test_operands_are_packed_beside_producers_that_tiles_compute_anew() -> None:
     """Dependences from before tiles gained axes of their own were used after it."""
 
-    @po.op(target=replace(preset("generic"), parallel_instances=1, l1_bytes=256, l2_bytes=1024))
+    @po.op(target=replace(preset("generic"), parallel_ns=1, l1_bytes=256, l2_bytes=1024))
     def cases(x: po.i16[M, N], y: po.i16[K], w: po.i16[N, M]):
         t = po.tensor("t", shape=(N, N), dtype=po.i16)
         z = po.tensor("z", shape=(M, N), dtype=po.i16)
@@ -145,7 +145,7 @@ def test_the_proof_of_elements_that_are_all_defined_looks_at_no_reference() -> N
 def test_a_buffer_that_two_pieces_of_a_loop_use_in_one_iteration_is_shared() -> None:
     """isl ends the loop that makes t and begins the one that reads it in iteration 3; each had a buffer of its own."""
 
-    @po.op(target=replace(preset("avx2"), parallel_instances=16, l1_bytes=4096, l2_bytes=16384))
+    @po.op(target=replace(preset("avx2"), parallel_ns=16, l1_bytes=4096, l2_bytes=16384))
     def met(x: po.f64[M, M], y: po.f64[M]):
         t, z = po.tensor("t", shape=(M,)), po.tensor("z", shape=(M,))
         t[i] = po.when(i < 4, po.sum(x[M - 1 - i, ii], ii))

@@ -72,7 +72,7 @@ def windows(x: i32[M, N], w: i32[3]):
 @cache
 def lowered() -> Mapping[str, Lowering]:
     """The operators, small enough to enumerate."""
-    machine = replace(preset("generic"), parallel_instances=1, l1_bytes=256, l2_bytes=512)
+    machine = replace(preset("generic"), parallel_ns=1, l1_bytes=256, l2_bytes=512)
     found = {name: make() for name, make in test_checkers.LOWERED.items()}
     found["windows"] = windows.lower(M=5, N=9)
     found["windows_in_tiles"] = windows.lower(M=6, N=19, target=machine)

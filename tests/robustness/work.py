@@ -99,7 +99,7 @@ def expect_cached(count: int) -> None:
 
 def _machine() -> Target:
     """This one, which gives everything to the thread pool."""
-    return replace(host(), parallel_instances=1)
+    return replace(host(), parallel_ns=1)
 
 
 def threads(count: int, calls: int) -> None:

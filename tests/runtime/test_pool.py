@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -177,4 +178,15 @@ def test_an_old_control_group_quota_is_read(tmp_path: Path) -> None:
 def test_the_pool_is_valid_ir_for_each_architecture(architecture: str) -> None:
     from llvmlite import binding
 
-    binding.parse_assembly(pool_ir.pool_ir(architecture, 1, 1)).verify()
+    binding.parse_assembly(pool_ir.pool_ir(architecture, pool_ir.Patience(1, 1, 1))).verify()
+
+
+def test_idle_workers_watch_for_a_while_and_then_sleep(count: Counting) -> None:
+    pools = pool.Pools()
+    pools.set_num_threads(3)
+    count(pools.current(), 6)
+    time.sleep(0.2)
+    before = time.process_time()
+    time.sleep(0.2)
+    assert time.process_time() - before < 0.05
+    pools.set_num_threads(1)
