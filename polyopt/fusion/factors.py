@@ -19,7 +19,7 @@ from math import prod
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, Condition, axes_of, axis, condition_affines, conjunction
-from polyopt.fusion.rewrite import cost, depends_on
+from polyopt.fusion.rewrite import cost, depends_on, nonempty
 from polyopt.names import unused
 
 LEAST_SAVED = 64
@@ -161,14 +161,17 @@ class _Finder:
             self.taken.add(name)
             shape = tuple(a.upper[0] for a in axes)
             tensor = ir.Tensor(name, expr.dtype, shape, "local", len(axes), self.equation.span)
-            names = {a.name for a in axes}
+            names = frozenset(a.name for a in axes)
+            others = [a for a in around if a.name not in names]
             known = frozenset().union(*(axes_of(affine) for affine in condition_affines(guard))) <= names
-            definition = ir.Equation(
-                name, name, axes, subscripts, expr, guard if known else TRUE, span=self.equation.span
-            )
+            where = guard if known else TRUE
+            reads = [node for node in ir.walk(expr) if isinstance(node, ir.Read)]
+            if not all(self.reads_whole_dimensions(read, {a.name: a for a in axes}) for read in reads):
+                where = conjunction(where, nonempty(others, names))
+            definition = ir.Equation(name, name, axes, subscripts, expr, where, span=self.equation.span)
             self.factors[expr] = definition, tensor
-            others = ", ".join(a.name for a in around if a.name not in names)
-            self.notes.append(f"{name}[{', '.join(a.name for a in axes)}] computed once, not again for each {others}")
+            again = ", ".join(a.name for a in others)
+            self.notes.append(f"{name}[{', '.join(a.name for a in axes)}] computed once, not again for each {again}")
         _, tensor = self.factors[expr]
         return ir.Read(tensor.name, subscripts, tensor.dtype, span=self.equation.span)
 

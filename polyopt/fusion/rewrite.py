@@ -25,6 +25,7 @@ from polyopt.dsl.affine import (
     Not,
     Or,
     axes_of,
+    conjunction,
     holds,
     map_condition,
     substitute,
@@ -112,6 +113,13 @@ def drop_unused(program: ir.Program) -> ir.Program:
         tensors=tuple(t for t in program.tensors if t.name in reached or t.role == "input"),
         equations=tuple(e for e in program.equations if e.tensor in reached),
     )
+
+
+def nonempty(axes: Iterable[ir.Axis], known: frozenset[str]) -> Condition:
+    """Whether there is a point of axes that a temporary goes without, as far as sizes and known axes tell: where there
+    is none, nothing says that what it reads exists."""
+    spans = (upper - lower for one in axes for lower in one.lower for upper in one.upper)
+    return conjunction(*(Compare(span, ">") for span in spans if not span.is_constant and axes_of(span) <= known))
 
 
 def _equation_reads(equation: ir.Equation) -> Iterator[ir.Read]:

@@ -179,6 +179,22 @@ def test_symbolic_sizes_take_factors_out_too() -> None:
         np.testing.assert_allclose(some(x, y), np.exp(x) @ y, rtol=1e-4, atol=1e-4)
 
 
+def test_a_factor_is_not_computed_where_the_sum_has_no_point(caplog: pytest.LogCaptureFixture) -> None:
+    """With no column there is no last one: the temporary read outside its operand, and the plan was given up."""
+
+    @po.op(dynamic=True)
+    def last(x: f32[M, N], y: f32[N, K]):
+        z = po.tensor("z", shape=(M, K))
+        z[i, j] = po.sum(po.exp(x[i, N - 1]) * y[k, j], k)
+        return z
+
+    for columns in (0, 1, 5):
+        x, y = np.ones((4, columns), np.float32), np.ones((columns, 40), np.float32)
+        np.testing.assert_allclose(last(x, y), last.reference(x, y), rtol=1e-5)
+    assert "z_factor" in {statement.name for statement in last.lower().scop.statements}
+    assert not caplog.records
+
+
 def _exponential(x: f32[M, K], y: f32[K, N]):
     z = po.tensor("z")
     z[i, j] += po.exp(x[i, k]) * y[k, j]
