@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +20,7 @@ from polyopt import report as reports
 from polyopt import text as texts
 from polyopt.classes import dataclass
 from polyopt.codegen_c import emit, mapping
+from polyopt.dots import available
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
@@ -46,8 +47,8 @@ from polyopt.runtime import extent, jit
 from polyopt.runtime.kernel import ArrayInfo, ConditionInfo, KernelInfo, SiteInfo
 from polyopt.target import Target
 from polyopt.tiling import apply as tiling_apply
+from polyopt.tiling import copies, dots, pack
 from polyopt.tiling import decide as tiling_decide
-from polyopt.tiling import pack
 from polyopt.tiling.plan import TilingPlan
 
 if TYPE_CHECKING:
@@ -95,11 +96,17 @@ def build(lowering: Lowering) -> Built:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Copies:
-    """What tiles compute or copy for themselves. result: the scop with these statements in it."""
+    """What tiles compute or copy for themselves.
+
+    result: the scop with these statements in it
+    groups: of the statements that dot instructions compute, or copy for
+    """
 
     windows: attach.AttachPlan
     panels: pack.PackPlan
     result: attach.Attached
+    products: dots.DotPlan = dots.DotPlan()
+    groups: Mapping[str, copies.Grouped] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,11 +175,12 @@ class Lowering:
             attached = attach.apply(scop, windows)
             if windows.attachments:  # its tiles fit the cache, and have changed the dependences
                 return Copies(windows, pack.PackPlan(), attached)
-            panels = pack.decide(scop, dependences, self.options.target)
+            products = dots.decide(scop, dependences, self.options.target)
+            panels = pack.decide(scop, dependences, self.options.target, products.panels)
             if panels.packings and not picks.choose("pack operands", True, lambda: (True, False)):
-                panels = pack.PackPlan()
-            packed = pack.apply(scop, dependences, panels)
-            return Copies(windows, panels, attach.Attached(packed.scop, packed.rows))
+                panels, products = pack.PackPlan(), dots.DotPlan()
+            packed = dots.apply(scop, copies.apply(scop, dependences, panels), products)
+            return Copies(windows, panels, attach.Attached(packed.scop, packed.rows), products, packed.groups)
 
     def _windows(self, scop: Scop, dependences: Dependences) -> attach.AttachPlan:
         l2_bytes, half = self.options.target.l2_bytes, 2
@@ -251,8 +259,8 @@ class Lowering:
         except DefinitionError:
             self._refuse_cycles()
             raise
-        copies = (*self._copies.windows.attachments, *self._copies.panels.packings)
-        plan = replace(plan, copies=(*self._rewritten.notes, *(str(copy) for copy in copies)))
+        made = (*self._copies.windows.attachments, *self._copies.panels.packings, *self._copies.products.products)
+        plan = replace(plan, copies=(*self._rewritten.notes, *(str(copy) for copy in made)))
         for decision in plan.decisions:
             _STAGE_LOGS["fusion"].info("%s: %s", self.program.name, decision)
         return plan
@@ -312,7 +320,9 @@ class Lowering:
         return Decided(tiling, threads, tree, schedule, places)
 
     def _tiles(self, fused: Tree) -> TilingPlan:
-        return tiling_decide.decide(self.scop, fused, self.options.target, self._copies.panels.tiles)
+        return tiling_decide.decide(
+            self.scop, fused, self.options.target, self._copies.panels.tiles, self._copies.groups
+        )
 
     def _prove(self, decided: Mapped, dependences: Dependences) -> Proof:
         kinds = trees.kinds(decided.tree)
@@ -395,7 +405,11 @@ class Lowering:
     @cached_property
     def module(self) -> LlvmModule:
         """The LLVM IR of the kernel."""
-        module = emit.emit(self.loops, vector_bits=self.options.target.vector_bits, numerics=self.options.numerics)
+        target = self.options.target
+        instructions = available(target)
+        module = emit.emit(
+            self.loops, vector_bits=target.vector_bits, numerics=self.options.numerics, dots=instructions
+        )
         _STAGE_LOGS["codegen"].debug("%s:\n%s", self.program.name, self.loops)
         return module
 

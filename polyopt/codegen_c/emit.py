@@ -7,7 +7,7 @@ optimisation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +20,7 @@ from polyopt.codegen_c.llvm_text import Function, Module, Value
 from polyopt.codegen_c.memory import Place
 from polyopt.codegen_c.statements import Statements
 from polyopt.codegen_c.values import Linear, binary, compare, convert, int64, intrinsic, linear, scalar_of, splat
+from polyopt.dots import Dot
 from polyopt.dsl.ir import Const
 from polyopt.dtypes import DType
 from polyopt.loops.ir import Alloc, Buffer, Expr, For, LoopProgram, buffers_used, index_var, integer, walk
@@ -71,13 +72,14 @@ class LlvmModule:
     private_bytes: int | Expr
 
 
-def emit(program: LoopProgram, *, vector_bits: int, numerics: str = "default") -> LlvmModule:
+def emit(program: LoopProgram, *, vector_bits: int, numerics: str = "default", dots: Sequence[Dot] = ()) -> LlvmModule:
     """The kernel of a verified loop program.
 
     vector_bits: width of the vectors to use; 128, 256 or 512
+    dots:        the instructions that the processor has for groups
     numerics:    "strict" contracts no multiply-add; "default" does; "fast" also lets LLVM reassociate
     """
-    kernel = _Kernel(program, vector_bits, _FLAGS[numerics])
+    kernel = _Kernel(program, vector_bits, _FLAGS[numerics], dots)
     kernel.write()
     return LlvmModule(kernel.text(), kernel.entry, _folded(kernel.shared_bytes), _folded(kernel.private_bytes))
 
@@ -89,7 +91,8 @@ def _folded(size: Expr) -> int | Expr:
 class _Kernel:
     """The module under construction."""
 
-    def __init__(self, program: LoopProgram, vector_bits: int, flags: str) -> None:
+    def __init__(self, program: LoopProgram, vector_bits: int, flags: str, dots: Sequence[Dot]) -> None:
+        self.dots = dots
         self.program = program
         self.entry = f"polyopt_{''.join(c if c.isalnum() else '_' for c in program.name)}"
         self.flags = flags
@@ -152,7 +155,7 @@ class _FunctionWriter:
         self.sizes = self._sizes()
         self._private_used: Expr = integer(0)
         self._place_arguments()
-        self.statements = Statements(self.x, kernel.lanes, self._parallel, self._allocate)
+        self.statements = Statements(self.x, kernel.lanes, self._parallel, self._allocate, kernel.dots)
 
     # --- arguments and workspace ---------------------------------------------------------------------------
 

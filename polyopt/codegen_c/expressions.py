@@ -40,7 +40,7 @@ from polyopt.codegen_c.values import (
 )
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import DType, bf16, f16, i64
-from polyopt.loops.ir import Check, Expr, Load, walk_expr
+from polyopt.loops.ir import Check, Expr, Load, Store, walk_expr
 
 Key = tuple[Linear, ...]
 
@@ -285,17 +285,18 @@ class Expressions:
         if block is not None:
             return block
         is_data = any(isinstance(node, Load) for index in expr.indices for node in walk_expr(index))
-        mask = None if self._may_read_on(place, address, context) else context.mask
+        is_vector = address.scattered is None and address.offset.lane_factor == place.itemsize
+        may_read_on = is_vector and place.buffer.dtype.is_float and self.may_read_on(place, context)
+        mask = None if may_read_on else context.mask
         stored = memory.read(self.f, place, address, context.lanes, mask, guard, is_regular=not is_data)
         return conversions.from_memory(self.f, stored, expr.dtype)
 
     @staticmethod
-    def _may_read_on(place: Place, address: memory.Address, context: Context) -> bool:
+    def may_read_on(place: Place, context: Context) -> bool:
         """Whether lanes past the end of the loop may read what they find: numbers that nobody looks at, in a buffer of
         ours, behind which there is room (`abi.SLACK_BYTES`)."""
-        is_own = place.buffer.space != "argument" and place.buffer.dtype.is_float
-        is_vector = address.scattered is None and address.offset.lane_factor == place.itemsize
-        return is_own and is_vector and context.mask is not None and context.mask == context.tail
+        is_own = place.buffer.space != "argument"
+        return is_own and context.mask is not None and context.mask == context.tail
 
     def _transposed(
         self, place: Place, expr: Load, address: memory.Address, guard: Value | None, context: Context
@@ -308,7 +309,7 @@ class Expressions:
             return None
         for var, (number, count) in context.written.items():
             first = number // lanes * lanes
-            if first + lanes > count or self._step(place, expr, var, context) != place.itemsize:
+            if first + lanes > count or self.step(place, expr, var) != place.itemsize:
                 continue
             corner = address.offset.first_lane - Linear((number - first) * place.itemsize)
 
@@ -320,7 +321,8 @@ class Expressions:
             return conversions.from_memory(self.f, stored, expr.dtype)
         return None
 
-    def _step(self, place: Place, expr: Load, var: str, context: Context) -> int | None:
+    @staticmethod
+    def step(place: Place, expr: Load | Store, var: str) -> int | None:
         """Bytes from the element of this iteration of a loop to that of the next; None where it is not constant."""
         total = 0
         for index, stride in zip(expr.indices, place.strides, strict=True):

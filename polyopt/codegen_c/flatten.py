@@ -158,14 +158,14 @@ def cost_of(statement: Stmt) -> int:
         case Store(value=value):
             return 1 + _expr_cost(value)
         case For(kind="unrolled" | "vector" as kind, body=body):
-            count = _visible_count(statement)
+            count = visible_count(statement)
             copies = 1 if count is None or count > 64 else count if kind == "unrolled" else -(-count // 8)
             return copies * cost_of(body)
         case _:
             return isinstance(statement, If) * 2 + sum(cost_of(inner) for inner in substatements(statement))
 
 
-def _visible_count(loop: For) -> int | None:
+def visible_count(loop: For) -> int | None:
     """The greatest number of iterations, where the bounds show it: `it` to `min(it + 6, N)`."""
     match loop.upper:
         case Const(stop) if isinstance(loop.lower, Const):
@@ -173,7 +173,7 @@ def _visible_count(loop: For) -> int | None:
         case Op("add", (start, Const(width))) if start == loop.lower:
             return _steps(int(width), loop.step)
         case Op("minimum", parts):
-            counts = [_visible_count(replace(loop, upper=part)) for part in parts]
+            counts = [visible_count(replace(loop, upper=part)) for part in parts]
             return min((count for count in counts if count is not None), default=None)
         case _:
             return None

@@ -45,6 +45,10 @@ class LanePlanner:
         for store in stores_of(loop):
             for dtype in (self._dtypes[store.buffer], *_value_dtypes(store.value)):
                 widest = max(widest, 32 if dtype in (f16, bf16) else dtype.bits)
+        for inner in walk(loop.body):
+            if isinstance(inner, For) and inner.kind == "group":
+                copied = (store.buffer for store in stores_of(inner) if store.reducer is None)
+                widest = max([widest, *(inner.chunk * self._dtypes[buffer].bits for buffer in copied)])
         return max(1, self._vector_bits // widest)
 
 

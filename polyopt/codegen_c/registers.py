@@ -13,7 +13,15 @@ from dataclasses import replace
 from polyopt.classes import dataclass
 from polyopt.codegen_c import conversions, memory
 from polyopt.codegen_c.expressions import Context, Expressions, Flat, Key, Slot
-from polyopt.codegen_c.flatten import Trip, can_be_flat, stored_buffers, trip_of, unrolled_contexts, vector_contexts
+from polyopt.codegen_c.flatten import (
+    Trip,
+    can_be_flat,
+    stored_buffers,
+    trip_of,
+    unrolled_contexts,
+    vector_contexts,
+    visible_count,
+)
 from polyopt.codegen_c.lanes import LanePlanner
 from polyopt.codegen_c.llvm_text import Value, vector_type
 from polyopt.codegen_c.memory import Place
@@ -239,7 +247,7 @@ class _Walker:
         if trip is not None and trip.count is None:
             self.is_consistent &= self.needed.setdefault(loop.var, trip) == trip
             nest = nest | {loop.var}
-        runs = trip is not None and trip.count != 0
+        runs = trip.count != 0 if trip is not None else bool(visible_count(loop)) and loop.kind == "group"
         yield from self.statement(loop.body, context, happens, certain=certain and runs, nest=nest)
 
     def _add_edge(self, var: str, trip: Trip) -> bool:

@@ -6,7 +6,7 @@ once where the body is small, and masked vectors for the rest; what cannot run i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import assert_never
@@ -26,6 +26,7 @@ from polyopt.codegen_c.flatten import (
     unrolled_contexts,
     vector_contexts,
 )
+from polyopt.codegen_c.groups import Groups
 from polyopt.codegen_c.lanes import LanePlanner, Lanewise
 from polyopt.codegen_c.llvm_text import Value
 from polyopt.codegen_c.memory import Place
@@ -46,6 +47,7 @@ from polyopt.codegen_c.values import (
     memory_scalar,
     scalar_of,
 )
+from polyopt.dots import Dot
 from polyopt.dsl.ir import Const
 from polyopt.loops.ir import Alloc, Block, Buffer, For, If, Stmt, Store, buffers_used, stores_of
 
@@ -56,7 +58,12 @@ class Statements:
     """Emits statements into one LLVM function."""
 
     def __init__(
-        self, x: Expressions, lanes: LanePlanner, parallel: Callable[[For, Context], None], workspace: Workspace
+        self,
+        x: Expressions,
+        lanes: LanePlanner,
+        parallel: Callable[[For, Context], None],
+        workspace: Workspace,
+        dots: Sequence[Dot],
     ) -> None:
         """parallel: emits a parallel loop; workspace: runs the body of an `Alloc` with a place for its buffer."""
         self._x = x
@@ -64,6 +71,7 @@ class Statements:
         self._lanes = lanes
         self._planner = Planner(x, lanes)
         self._stores = Stores(x)
+        self._groups = Groups(x, self._stores, dots)
         self._parallel = parallel
         self._workspace = workspace
         self._partials: Partials = {}
@@ -134,6 +142,8 @@ class Statements:
                 self._vector(loop, lanewise, context)
                 return
         trip = trip_of(self._x, loop, context)
+        if loop.kind == "group" and self._groups.write(loop, trip, context):
+            return
         flat = context.flat.get(loop.var)
         if flat is None and trip.count is not None and can_be_flat(loop, trip, 1):
             flat = Flat(trip.count, partial=False)

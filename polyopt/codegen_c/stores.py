@@ -48,6 +48,9 @@ class Partial:
 
 Partials = Mapping[tuple[str, tuple[Expr, ...]], Partial]
 
+Accumulate = Callable[[Value], Value]
+"""What makes a running value of 32-bit lanes out of the one before."""
+
 
 class Stores:
     """Emits stores into one LLVM function."""
@@ -95,6 +98,22 @@ class Stores:
             raise AssertionError("a vector is stored to one promoted element")
         if store.reducer is not None:
             value = self._combined(store, place, f.read(slot.pointer, scalar, slot.lanes), value)
+        self._write_register(store, slot, scalar, value, context)
+
+    def accumulate(self, store: Store, context: Context, add: Accumulate) -> None:
+        """A sum of 32-bit lanes, of which `add` makes the next running value."""
+        x, f = self._x, self._f
+        place = x.places[store.buffer]
+        slot = x.promoted(store.buffer, store.indices, context)
+        if slot is not None:
+            assert slot.lanes == context.lanes, "a vector of sums stays in a register of as many lanes"
+            self._write_register(store, slot, "i32", add(f.read(slot.pointer, "i32", slot.lanes)), context)
+            return
+        address = memory.address_of(f, place, [x.index(index, context) for index in store.indices], context.lanes)
+        self._store_lanes(store, place, address, add(constant(0, "i32", context.lanes)), context.lanes, context.mask)
+
+    def _write_register(self, store: Store, slot: Slot, scalar: str, value: Value, context: Context) -> None:
+        f = self._f
         condition = self._happens(store, context)
         if context.mask is not None and context.mask != slot.mask:
             condition = both(f, condition, context.mask)

@@ -35,7 +35,7 @@ def _visit(statement: Stmt) -> Stmt:
     match statement:
         case Block(body):
             return Block(tuple(_visit(inner) for inner in body))
-        case For(kind="serial") if statement.step > 1 and _is_candidate(statement):
+        case For(kind="serial") if (statement.step > 1 or _has_groups(statement)) and _is_candidate(statement):
             return _split(statement)
         case For() | Alloc():
             return replace(statement, body=_visit(statement.body))
@@ -43,6 +43,10 @@ def _visit(statement: Stmt) -> Stmt:
             return replace(statement, then=_visit(then), otherwise=None if otherwise is None else _visit(otherwise))
         case Store():
             return statement
+
+
+def _has_groups(loop: For) -> bool:
+    return any(isinstance(inner, For) and inner.kind == "group" for inner in walk(loop.body))
 
 
 def _is_candidate(loop: For) -> bool:

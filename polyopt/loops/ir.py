@@ -45,7 +45,7 @@ class Load:
     checks: tuple[Check, ...] = ()
 
 
-LoopKind: TypeAlias = Literal["serial", "parallel", "vector", "unrolled", "grid", "block", "pipeline"]
+LoopKind: TypeAlias = Literal["serial", "parallel", "vector", "unrolled", "group", "grid", "block", "pipeline"]
 CONCURRENT = ("parallel", "vector", "grid", "block")
 """Kinds of loops whose iterations may run at once."""
 COMBINED = ("vector", "block")
@@ -93,18 +93,20 @@ class For:
 
     kind:  "serial"
            "parallel": iterations in any order, on any thread, at once
-           "vector":   iterations in any order, in lanes; the innermost loop; reductions over it are combined
+           "vector":   iterations in any order, in lanes; the innermost loop but for groups; reductions over it are
+                       combined
            "unrolled": serial, wanted flat: trip count small
+           "group":    serial, a few neighbours that one instruction takes at once; the innermost loop
            "grid":     iterations in any order, at once, each a block of threads of a GPU; never inside a block loop
            "block":    iterations in any order, dealt out to the threads of a block in turn; all of them are done, and
                        seen by every thread, when the loop ends; reductions over it are combined
            "pipeline": serial, its copies to shared memory asynchronous: one group of them per iteration, of which all
                        but the newest `chunk - 2` have come, for all threads, when an iteration starts that reads
     axis:  the axes it scans, for the reader ("i", "i tile")
-    chunk: for "parallel": iterations per unit of work (>= 1); for "grid": iterations that `codegen_cuda.partition`
-           gives to one block, 1 once it has; for "block": how many threads share the iterations;
-           0 inside another block loop: all threads of the block come by, and share one run of the loop;
-           for "pipeline": slots of the ring that the copies go through
+    chunk: for "parallel": iterations per unit of work (>= 1); for "group": how many neighbours a whole group has;
+           for "grid": iterations that `codegen_cuda.partition` gives to one block, 1 once it has; for "block": how
+           many threads share the iterations; 0 inside another block loop: all threads of the block come by, and share
+           one run of the loop; for "pipeline": slots of the ring that the copies go through
     """
 
     var: str

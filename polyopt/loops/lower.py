@@ -275,8 +275,9 @@ def _axis_label(name: str) -> str:
 
 
 def _suits_lanes(body: Stmt, step: int) -> bool:
-    """Whether a loop's body can run in lanes: unit steps, and no loop, guard or private buffer inside."""
-    return step == 1 and not any(isinstance(s, For | If | Alloc) for s in walk(body))
+    """Whether a loop's body can run in lanes: unit steps, and no loop but groups, guard or private buffer inside."""
+    others = (s for s in walk(body) if not (isinstance(s, For) and s.kind == "group"))
+    return step == 1 and not any(isinstance(s, For | If | Alloc) for s in others)
 
 
 def _plus_one(expr: Expr) -> Expr:

@@ -77,7 +77,7 @@ def _split_bounds(loop: For) -> tuple[For, ...]:
 
 def _written_out(body: Stmt) -> Iterator[For]:
     """The loops straight inside that become lanes or registers."""
-    while isinstance(body, For) and body.kind in ("unrolled", "vector"):
+    while isinstance(body, For) and body.kind in ("unrolled", "vector", "group"):
         yield body
         body = body.body
 

@@ -397,5 +397,5 @@ def loop_html(program: LoopProgram) -> str:
 def _colored(line: str) -> str:
     code, mark, comment = line.partition("  # ")
     code = re.sub(r"\b(kernel|in|out|workspace|local|for|if|else|range)\b", r'<span class="k">\1</span>', code)
-    code = re.sub(r"^(\s*)(parallel|vector|unrolled)\b", r'\1<span class="m">\2</span>', code)
+    code = re.sub(r"^(\s*)(parallel|vector|unrolled|group)\b", r'\1<span class="m">\2</span>', code)
     return code + (f'<span class="c">{mark}{comment}</span>' if mark else "")

@@ -69,7 +69,7 @@ def verify(program: LoopProgram) -> None:
     variables:  each is defined once along a path, and before it is used
     buffers:    names are unique along a path; every access has the buffer's rank and dtype; inputs are not written
     dtypes:     operands and results are what `dsl.builtins` says; indices and bounds are i64, conditions bool
-    loops:      steps and chunks are positive; a vector loop contains no loop
+    loops:      steps and chunks are positive; a vector loop contains no loop but a group, a group none
     checks:     each names a dimension of its access and a site of the program
     """
     buffers: dict[str, Buffer] = {}
@@ -105,6 +105,7 @@ class _Scope:
     variables: frozenset[str]
     buffers: Mapping[str, Buffer]
     in_vector: bool = False
+    in_group: bool = False
 
     def check(self, statement: Stmt) -> None:
         match statement:
@@ -138,11 +139,15 @@ class _Scope:
     def _check_loop(self, loop: For) -> None:
         is_chunked = loop.chunk > 0 or loop.kind == "block"
         _require(loop.step > 0 and is_chunked, "loops", f"'{loop.var}' has step {loop.step}, chunk {loop.chunk}")
-        _require(not self.in_vector, "loops", f"loop '{loop.var}' is inside a vector loop")
+        is_group = loop.kind == "group"
+        _require(not self.in_vector or is_group, "loops", f"loop '{loop.var}' is inside a vector loop")
+        _require(not self.in_group, "loops", f"loop '{loop.var}' is inside a group")
         _require(loop.var not in self.variables, "variables", f"loop variable '{loop.var}' hides another")
         for bound in (loop.lower, loop.upper):
             self._typed(bound, i64, f"a bound of '{loop.var}'")
-        inner = _Scope(self.program, self.variables | {loop.var}, self.buffers, loop.kind == "vector")
+        inner = _Scope(
+            self.program, self.variables | {loop.var}, self.buffers, loop.kind == "vector" or self.in_vector, is_group
+        )
         inner.check(loop.body)
 
     def _check_store(self, store: Store) -> None:

@@ -305,6 +305,19 @@ def _sizes_as_axes(domain: isl.Set) -> tuple[isl.Set, list[str]]:
 # --- operations by name --------------------------------------------------------------------------------------
 
 
+def named(domain: isl.Set, axes: Sequence[str]) -> isl.Set:
+    """The set with names for its dimensions."""
+    for position, name in enumerate(axes):
+        domain = domain.set_dim_name(_SET, position, name)
+    return domain
+
+
+def stretched(domain: isl.Set, position: int, stop: int) -> isl.Set:
+    """The set with one dimension from 0 to `stop` (exclusive), whatever else was known of it."""
+    free = domain.drop_constraints_involving_dims(_SET, position, 1)
+    return free.lower_bound_val(_SET, position, 0).upper_bound_val(_SET, position, stop - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """A half-open range: from the largest of `lower` to the smallest of `upper`; an empty tuple is no bound."""

@@ -109,7 +109,7 @@ class _Planner:
         scope: list[Loop] = []
         for loop in common_loops(tree, users):
             rows = {name: loop.row(name) for name in users}
-            if loop.kind in ("vector", "unrolled") or not self.tester.is_coincident(own, rows):
+            if loop.kind in ("vector", "unrolled", "group") or not self.tester.is_coincident(own, rows):
                 break
             scope.append(loop)
         return scope

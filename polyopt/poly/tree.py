@@ -19,7 +19,7 @@ from polyopt.errors import LegalityError
 from polyopt.poly.scop import Scop
 from polyopt.poly.space import Space
 
-LoopKind = Literal["serial", "parallel", "vector", "unrolled", "grid", "block"]
+LoopKind = Literal["serial", "parallel", "vector", "unrolled", "group", "grid", "block"]
 """How a loop is mapped; `loops.ir.For` says what each kind means."""
 
 
@@ -46,8 +46,8 @@ class Loop:
     coincident: no dependence is carried, so iterations may run at once
     reduction:  only reduction dependences are carried: iterations may run in any order
     kind:       how it is mapped
-    chunk:      for a parallel loop, iterations per unit of work; for a grid loop, iterations per block of threads;
-                for a block loop, the threads that share its iterations
+    chunk:      for a parallel loop, iterations per unit of work; for a group, how many it has; for a grid loop,
+                iterations per block of threads; for a block loop, the threads that share its iterations
     """
 
     name: str

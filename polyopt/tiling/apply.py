@@ -36,7 +36,8 @@ def _tile_names(tree: Tree, plan: TilingPlan) -> dict[str, str]:
         names[key] = name
 
     for nest in plan.nests:
-        for loop, _ in (*nest.tiles, *nest.passes):
+        grouped = (nest.group,) if nest.group is not None else ()
+        for loop, _ in (*nest.tiles, *nest.passes, *grouped):
             give(loop, "tile", loop)
         if nest.block and nest.vector is not None:
             give(nest.vector, "block", _block(nest.vector))
@@ -72,6 +73,11 @@ def _apply_nest(tree: Loop, nest: NestPlan, nests: Mapping[str, NestPlan], names
     body = _visit(body, {head: inner for head, inner in nests.items() if head != nest.chain[0]}, names)
     if nest.block:
         return _apply_blocks(chain, body, nest, names)
+    group, group_points = nest.group or (None, 1)
+    if group in chain:
+        body = _sink(replace(chain[group], kind="group", chunk=group_points), body)
+    elif group is not None:
+        body = _in_groups(body, group, group_points, names)
     points = [name for name, _ in nest.tiles if name not in (nest.rows, nest.vector)]
     inner = [*points, *(name for name in (nest.rows, nest.vector) if name is not None)]
     for name in reversed(inner):
@@ -79,11 +85,34 @@ def _apply_nest(tree: Loop, nest: NestPlan, nests: Mapping[str, NestPlan], names
         body = _sink(replace(chain[name], kind=kind), body)
     for name in reversed(nest.order):
         size = nest.tile(name)
-        if size is not None:
+        if name == group:
+            body = _over_groups(chain[name], names[name], group_points, body)
+        elif size is not None:
             body = _tile_loop(chain[name], names[name], size, body)
         elif name not in inner:
             body = replace(chain[name], body=body)
     return body
+
+
+def _in_groups(body: Tree, name: str, points: int, names: Mapping[str, str]) -> Tree:
+    """A reduction inside a nest, a group of its terms at a time: inside all other loops stand those of the group."""
+    match body:
+        case Loop() if body.name == name:
+            inner = _sink(replace(body, kind="group", chunk=points), body.body)
+            return _over_groups(body, names[name], points, inner)
+        case Loop():
+            return replace(body, body=_in_groups(body.body, name, points, names))
+        case Sequence(children):
+            return Sequence(tuple(_in_groups(child, name, points, names) for child in children))
+        case Leaf():
+            return body
+        case _:
+            assert_never(body)
+
+
+def _over_groups(loop: Loop, outside: str, points: int, body: Tree) -> Loop:
+    """The loop that counts groups, as the subscripts of packed operands do."""
+    return replace(loop, name=outside, rows=tuple((name, row // points) for name, row in loop.rows), body=body)
 
 
 def _apply_blocks(chain: Mapping[str, Loop], body: Tree, nest: NestPlan, names: Mapping[str, str]) -> Tree:
@@ -132,7 +161,7 @@ def _sink(loop: Loop, body: Tree) -> Tree:
             if all(isinstance(child, Leaf) for child in children):
                 return replace(loop, rows=_restricted(loop, statements(body)), body=body)
             return Sequence(tuple(_sink(loop, child) for child in children))
-        case Loop(kind="vector" | "unrolled"):
+        case Loop(kind="vector" | "unrolled" | "group"):
             return replace(loop, rows=_restricted(loop, statements(body)), body=body)
         case Loop():
             return replace(body, body=_sink(loop, body.body))

@@ -25,10 +25,14 @@ def axis_of(row: Affine) -> str | None:
     return None
 
 
-def lane_score(statement: Statement, axis: str) -> float:
-    """How well the statement's accesses suit lanes along `axis`; larger is better, negative means gathers."""
+def lane_score(statement: Statement, axis: str, within: Affine | None = None) -> float:
+    """How well the statement's accesses suit lanes along `axis`; larger is better, negative means gathers.
+
+    within: the place in a group, where groups are what lanes hold: it is no step between them
+    """
     accesses = [access.read.subscripts for access in statement.reads] + [statement.subscripts]
-    return sum(_access_score(subscripts, axis) for subscripts in accesses)
+    held = [s[:-1] if within is not None and s and s[-1] == within else s for s in accesses]
+    return sum(_access_score(subscripts, axis) for subscripts in held)
 
 
 def _access_score(subscripts: Sequence[Subscript], axis: str) -> float:

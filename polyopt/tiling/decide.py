@@ -18,6 +18,7 @@ from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import Target
 from polyopt.tiling.contraction import RegisterTile, choose, lanes_of, rows_along, streams
+from polyopt.tiling.copies import Grouped
 from polyopt.tiling.cost import axis_of, covered, is_transposed, lane_score, moves
 from polyopt.tiling.extents import Extents
 from polyopt.tiling.plan import NestPlan, TilingPlan
@@ -35,12 +36,19 @@ LEAST_BLOCK, MOST_BLOCK = 512, 4096
 """Sums of a block: long enough to read an operand in runs, short enough to stay in the first cache."""
 
 
-def decide(scop: Scop, tree: Tree, target: Target, tiles: Mapping[str, RegisterTile] | None = None) -> TilingPlan:
+def decide(
+    scop: Scop,
+    tree: Tree,
+    target: Target,
+    tiles: Mapping[str, RegisterTile] | None = None,
+    groups: Mapping[str, Grouped] | None = None,
+) -> TilingPlan:
     """A plan for every nest of the tree; the tree's loops have unique names.
 
-    tiles: the register tiles that operands are packed for, by contraction
+    tiles:  the register tiles that operands are packed for, by contraction
+    groups: of the statements that one instruction does, or copies for, a group of neighbours at a time
     """
-    planner = _Planner(scop, Roles.of(scop), Extents(scop), target, tiles or {}, _blocks(tree))
+    planner = _Planner(scop, Roles.of(scop), Extents(scop), target, tiles or {}, _blocks(tree), groups or {})
     return TilingPlan(tuple(planner.plans(tree)))
 
 
@@ -65,6 +73,7 @@ class _Planner:
     target: Target
     tiles: Mapping[str, RegisterTile]
     blocks: Mapping[tuple[str, str], int]
+    groups: Mapping[str, Grouped]
 
     def plans(self, tree: Tree) -> Iterator[NestPlan]:
         match tree:
@@ -99,6 +108,9 @@ class _Planner:
 
     def nest(self, head: Loop) -> Iterator[NestPlan]:
         chain, body = _chain(head)
+        if isinstance(body, Leaf) and body.statement in self.groups:
+            yield self.groups_beside(chain, body.statement)
+            return
         heavy = self.heavy(statements(body))
         inside = [loop for loop in loops(body) if not any(loops(loop.body)) and set(loop.statements) & set(heavy)]
         best = self.lanes_along(chain, heavy)
@@ -149,7 +161,8 @@ class _Planner:
             axis = axis_of(loop.row(name))
             if axis is None or not _lanes_are_legal(loop, statement):
                 return None
-            scores.append(lane_score(statement, axis))
+            known = self.groups.get(name)
+            scores.append(lane_score(statement, axis, known.place if known is not None else None))
         return sum(scores) / len(scores) if scores else None
 
     def lanes(self, names: Sequence[str]) -> int:
@@ -184,7 +197,26 @@ class _Planner:
         reason = f"{shape} accumulators stay in registers over the reduction, {tile.loads:.2f} loads per multiply-add"
         if rows:
             reason += f"; {f'columns of {tile.lanes}' if first else f'rows of {tile.rows}'} pass by first"
-        return NestPlan(names, order, sizes, rows.name if rows else None, vector.name, reason)
+        group = self.group(body, update.name)
+        return NestPlan(names, order, sizes, rows.name if rows else None, vector.name, reason, group=group)
+
+    def group(self, body: Tree, update: str) -> tuple[str, int] | None:
+        """The reduction loop whose points one instruction takes at once, and how many."""
+        known = self.groups.get(update)
+        for loop in loops(body):
+            if known is not None and loop.statements == (update,) and axis_of(loop.row(update)) == known.axis:
+                return loop.name, known.points
+        return None
+
+    def groups_beside(self, chain: Sequence[Loop], copy: str) -> NestPlan:
+        """A copy of groups that lie side by side: a vector of them at once."""
+        known = self.groups[copy]
+        axes = {axis_of(loop.row(copy)): loop.name for loop in chain}
+        lanes, along = axes[known.lanes], axes[known.axis]
+        names = tuple(loop.name for loop in chain)
+        order = tuple(name for name in names if name != lanes)
+        reason = "groups lie side by side, and are turned in registers"
+        return NestPlan(names, (*order, lanes), (), None, lanes, reason, group=(along, known.points))
 
     def in_blocks(
         self,

@@ -11,20 +11,17 @@ case. Sources: [GotoBLAS08], [BLIS15].
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from math import gcd
 
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis, constant
+from polyopt.dsl.affine import Affine, axes_of, axis
 from polyopt.dtypes import DType
-from polyopt.names import unused
 from polyopt.poly.dependence import Dependences
-from polyopt.poly.distance import DistanceTester
 from polyopt.poly.roles import Roles
-from polyopt.poly.scop import Access, Array, Scop, Statement
-from polyopt.poly.space import Space
+from polyopt.poly.scop import Scop, Statement
 from polyopt.target import Target
 from polyopt.tiling.contraction import RegisterTile, choose, is_contiguous, rows_along
 from polyopt.tiling.cost import moves
@@ -44,6 +41,24 @@ WAYS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbours along an axis that is summed over, which one instruction takes at once.
+
+    axis:   the axis
+    points: of a group
+    extent: points of the axis in whole groups; what the operand does not have of them is 0 in its copy
+    lanes:  the axis along which groups lie side by side; empty where they lie one after the other
+    flips:  the copy's elements have their highest bit flipped: x + 128 modulo 256, of bytes
+    """
+
+    axis: str
+    points: int
+    extent: int
+    lanes: str = ""
+    flips: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Packing:
     """One operand of one contraction.
 
@@ -53,6 +68,7 @@ class Packing:
     points: of the axis, per panel
     block:  points of the axis that are copied at once; 0 for all panels, ahead of the contraction
     dtype:  of the copy: that which the contraction converts the operand to, if it does
+    group:  what one instruction takes; its elements are neighbours in the copy
     panel_bytes: size of one panel
     reason: why where it lies is not good enough
     """
@@ -66,6 +82,7 @@ class Packing:
     panel_bytes: int
     reason: str
     dtype: DType | None = None
+    group: Group | None = None
 
     def __str__(self) -> str:
         if not self.axis:
@@ -88,27 +105,24 @@ class PackPlan:
         return "\n".join(str(packing) for packing in self.packings)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Packed:
-    """The scop with its copies, and names and rows of the loops over blocks that come before a statement's own."""
-
-    scop: Scop
-    rows: Mapping[str, tuple[tuple[str, Affine], ...]]
-
-
 # --- deciding -------------------------------------------------------------------------------------------------
 
 
-def decide(scop: Scop, dependences: Dependences, target: Target) -> PackPlan:
-    """The operands worth packing. Static sizes only."""
+def decide(scop: Scop, dependences: Dependences, target: Target, known: PackPlan | None = None) -> PackPlan:
+    """The operands worth packing. Static sizes only.
+
+    known: contractions whose operands are packed already
+    """
+    known = known or PackPlan()
     if scop.sizes:
         return PackPlan()
     roles, extents = Roles.of(scop), Extents(scop)
-    packings: list[Packing] = []
-    tiles: dict[str, RegisterTile] = {}
+    packings = list(known.packings)
+    tiles = dict(known.tiles)
     for statement in scop.statements:
-        if roles.by_statement[statement.name].contraction and statement.name not in dependences.recurrent:
-            chooser = _Chooser(statement, roles, extents, target)
+        is_open = statement.name not in dependences.recurrent and statement.name not in tiles
+        if roles.by_statement[statement.name].contraction and is_open:
+            chooser = Chooser(statement, roles, extents, target)
             tile = chooser.tile()
             found = tuple(chooser.packings(tile)) if tile is not None else ()
             if tile is not None and found:
@@ -118,7 +132,7 @@ def decide(scop: Scop, dependences: Dependences, target: Target) -> PackPlan:
 
 
 @dataclass(slots=True)
-class _Chooser:
+class Chooser:
     """Decides for one contraction."""
 
     update: Statement
@@ -264,159 +278,3 @@ def block_of(length: int, columns: int) -> int:
         if blocks >= LEAST_BLOCKS:
             best = max(best, (round(length / ((blocks + 1) // 2 * 2 * block), 2), block))
     return best[1]
-
-
-# --- applying -------------------------------------------------------------------------------------------------
-
-
-def apply(scop: Scop, dependences: Dependences, plan: PackPlan) -> Packed:
-    """The scop with a copy statement for each packing, and block rows for all that shares the loop over blocks."""
-    rows: dict[str, tuple[tuple[str, Affine], ...]] = {}
-    for packing in plan.packings:
-        tile = _fresh_axis(f"{packing.axis}_tile", scop.statement(packing.update))
-        sharing: Mapping[str, str] = {}
-        if packing.block:
-            sharing = _sharing(packing, dependences, DistanceTester.of(scop), Roles.of(scop))
-            sharing = {} if any(name in rows for name in sharing) else sharing
-        blocks = {name: ((tile, axis(column) // packing.block),) for name, column in sharing.items()}
-        scop, copy, scanned = _packed(scop, packing)
-        first = ((tile, axis(packing.axis) // packing.block),) if blocks else ()
-        rows |= {**blocks, copy: (*first, *((name, axis(name)) for name in scanned))}
-    return Packed(scop, rows)
-
-
-def _sharing(packing: Packing, dependences: Dependences, tester: DistanceTester, roles: Roles) -> Mapping[str, str]:
-    """The statements that can share the block loop: the column axis of each, found along coincident dependences."""
-    apart = dependences.recurrent
-    found = {packing.update: packing.axis}
-    work = [packing.update]
-    while work:
-        name = work.pop()
-        for dependence in dependences.ordered:
-            if name not in (dependence.source, dependence.target):
-                continue
-            other = dependence.target if dependence.source == name else dependence.source
-            if other in found or other in apart or roles.by_statement[other].contraction:
-                continue
-            for candidate in roles.by_statement[other].free:
-                if tester.is_coincident([dependence], {name: axis(found[name]), other: axis(candidate)}):
-                    found[other] = candidate
-                    work.append(other)
-                    break
-    return found
-
-
-def _packed(scop: Scop, packing: Packing) -> tuple[Scop, str, tuple[str, ...]]:
-    """The scop with the copy, the copy's name, and the axes that it scans first."""
-    update = scop.statement(packing.update)
-    access = update.reads[packing.read]
-    names = {s.name for s in scop.statements} | {a.name for a in scop.arrays}
-    name = unused(f"{packing.array}_packed", names)
-    copy, order = _copy_statement(scop, update, access, packing, name)
-    source = scop.array(packing.array)
-    shape, along = source.shape, False
-    if packing.axis:
-        cut = _cut_dimension(access.read, packing.axis)
-        panels = -(-source.shape[cut].constant // packing.points)
-        shape = (constant(panels), *(source.shape[d] for d in order), constant(packing.points))
-        along = cut == len(access.read.subscripts) - 1
-    redirected = _redirected(scop, update, access, packing, name, order)
-    statements = tuple(redirected if s is update else s for s in scop.statements)
-    array = Array(name, packing.dtype or source.dtype, shape, "local")
-    scanned = copy.axes[1:-1] if along else ()
-    return replace(scop, statements=(copy, *statements), arrays=(*scop.arrays, array)), name, scanned
-
-
-def _cut_dimension(read: ir.Read, name: str) -> int:
-    return next(d for d, s in enumerate(read.subscripts) if isinstance(s, Affine) and name in axes_of(s))
-
-
-def _inner_order(read: ir.Read, update: Statement, packing: Packing) -> tuple[int, ...]:
-    """The operand's other dimensions, in the order in which the contraction's loops step through them."""
-    if not packing.axis:
-        return tuple(range(len(read.subscripts)))
-    cut = _cut_dimension(read, packing.axis)
-
-    def depth(dimension: int) -> int:
-        subscript = read.subscripts[dimension]
-        assert isinstance(subscript, Affine), "a packed operand has affine subscripts"
-        return max((update.axes.index(name) for name in axes_of(subscript)), default=-1)
-
-    return tuple(sorted((d for d in range(len(read.subscripts)) if d != cut), key=depth))
-
-
-def _copy_statement(
-    scop: Scop, update: Statement, access: Access, packing: Packing, name: str
-) -> tuple[Statement, tuple[int, ...]]:
-    """`packed[panel, e.., j - panel * points] = operand[e.., j]` for every element read, and the order of the e."""
-    read, order = access.read, _inner_order(access.read, update, packing)
-    elements = [_element_axis(read, d, packing.axis or update.axes[0]) for d in range(len(read.subscripts))]
-    panel = _fresh_axis(f"{packing.axis}_panel", update)
-    others = tuple(elements[d] for d in order)
-    axes = (panel, *others, packing.axis) if packing.axis else others
-    space = Space(name, axes, scop.sizes)
-    source = space.access(read.tensor, [axis(e) for e in elements])
-    domain = source.intersect_range(access.relation.range()).domain()
-    if packing.axis:
-        domain &= space.aff(axis(panel)).eq_set(space.aff(axis(packing.axis) // packing.points))
-    element = ir.Read(read.tensor, tuple(axis(e) for e in elements), read.dtype, span=read.span)
-    value = element if packing.dtype is None else ir.Cast(element, packing.dtype)
-    written = tuple(map(axis, others))
-    if packing.axis:
-        written = (axis(panel), *written, axis(packing.axis) - axis(panel) * packing.points)
-    statement = Statement(
-        name,
-        axes,
-        domain,
-        "define",
-        name,
-        written,
-        value,
-        space.access(name, written).intersect_domain(domain),
-        (Access(element, source.intersect_domain(domain)),),
-        span=update.span,
-    )
-    return statement, order
-
-
-def _element_axis(read: ir.Read, dimension: int, cut: str) -> str:
-    """The axis alone in a subscript, or a name for the elements of the dimension."""
-    names = [_axis_alone(s) for s in read.subscripts]
-    name = names[dimension]
-    return name if name is not None and names.count(name) == 1 else f"{cut}_element{dimension}"
-
-
-def _axis_alone(subscript: ir.Subscript) -> str | None:
-    """The axis that a subscript is, if it is just that."""
-    if isinstance(subscript, Affine) and len(subscript.terms) == 1:
-        atom, _ = subscript.terms[0]
-        if isinstance(atom, AxisRef) and subscript == axis(atom.name):
-            return atom.name
-    return None
-
-
-def _redirected(
-    scop: Scop, update: Statement, access: Access, packing: Packing, name: str, order: Sequence[int]
-) -> Statement:
-    """The update reading the packed panels instead of the operand."""
-    old = access.read
-    subscripts = tuple(old.subscripts[d] for d in order)
-    if packing.axis:
-        panel = axis(packing.axis) // packing.points
-        subscripts = (panel, *subscripts, axis(packing.axis) - panel * packing.points)
-    new = replace(old, tensor=name, subscripts=subscripts, dtype=packing.dtype or old.dtype)
-    replaced = old if packing.dtype is None else ir.Cast(old, packing.dtype)
-
-    def visit(expr: ir.Expr) -> ir.Expr:
-        expr = ir.rebuild(expr, visit)
-        return new if expr == replaced else expr
-
-    space = Space(update.name, update.axes, scop.sizes)
-    relation = space.access(name, [s for s in new.subscripts if isinstance(s, Affine)])
-    relation = relation.intersect_domain(access.relation.domain())
-    reads = tuple(Access(new, relation) if a.read == old else a for a in update.reads)
-    return replace(update, value=visit(update.value), reads=reads)
-
-
-def _fresh_axis(name: str, statement: Statement) -> str:
-    return unused(name, set(statement.axes))

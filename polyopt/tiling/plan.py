@@ -16,6 +16,7 @@ class NestPlan:
     vector:         the loop whose points become lanes; None where no loop may or should
     kept_bytes:     what one tile touches, in bytes; 0 where unknown
     block:          points of the vector loop whose tiles pass by before a reduction goes on; 0: one tile at a time
+    group:          the loop whose points one instruction takes at once, and how many; it is tiled, and stands innermost
     passes:         with a block: the innermost reduction loops inside, and how many iterations each does meanwhile
     reason:         one sentence
     """
@@ -29,6 +30,7 @@ class NestPlan:
     kept_bytes: int = 0
     block: int = 0
     passes: tuple[tuple[str, int], ...] = ()
+    group: tuple[str, int] | None = None
 
     def tile(self, loop: str) -> int | None:
         return dict(self.tiles).get(loop)
@@ -43,6 +45,8 @@ class NestPlan:
         if self.rows:
             parts.append(f"register rows {self.rows};")
         parts.append(f"vector {self.vector};" if self.vector else "no vector loop;")
+        if self.group:
+            parts.append(f"groups of {self.group[1]} along {self.group[0]};")
         return " ".join(parts) + f" {self.reason}"
 
 

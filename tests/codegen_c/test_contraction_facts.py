@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import bf16, f32, f64
+from polyopt import bf16, f32, f64, i8, i16, u8
 from polyopt.loops.ir import Store, walk
 from polyopt.target import preset
 
 KEPT = Path(__file__).with_name("contraction_facts.txt")
 TARGETS = ("avx2", "avx512")
+INTEGER_TARGETS = ("generic", "avx2", "avx512", "avx512_bf16")
 REGISTER_BYTES = {"ymm": 32, "zmm": 64}
 
 M, N, K, B, C, F, H, W = po.sizes("M N K B C F H W")
@@ -44,6 +45,27 @@ def wide_product(x: f64[M, K], y: f64[K, N]):
 
 @po.op
 def narrow_product(x: bf16[M, K], y: bf16[K, N]):
+    z = po.tensor("z")
+    z[i, j] += x[i, k] * y[k, j]
+    return z
+
+
+@po.op
+def byte_product(x: i8[M, K], y: i8[K, N]):
+    z = po.tensor("z")
+    z[i, j] += x[i, k] * y[k, j]
+    return z
+
+
+@po.op
+def mixed_product(x: u8[M, K], y: i8[N, K]):
+    z = po.tensor("z")
+    z[i, j] += x[i, k] * y[j, k]
+    return z
+
+
+@po.op
+def short_product(x: i16[M, K], y: i16[K, N]):
     z = po.tensor("z")
     z[i, j] += x[i, k] * y[k, j]
     return z
@@ -105,6 +127,15 @@ KERNELS: dict[str, tuple[po.Op, dict[str, int]]] = {
 }
 
 
+INTEGER_KERNELS: dict[str, tuple[po.Op, dict[str, int]]] = {
+    "product i8 256": (byte_product, {"M": 256, "N": 256, "K": 256}),
+    "product i8 127x513x255": (byte_product, {"M": 127, "N": 513, "K": 255}),
+    "turned columns u8 i8 256": (mixed_product, {"M": 256, "N": 256, "K": 256}),
+    "product i16 256": (short_product, {"M": 256, "N": 256, "K": 256}),
+}
+_MULTIPLY_ADD = re.compile(r"vfmadd|v?pdpbusd|v?pdpwssd|v?pmaddwd")
+
+
 @dataclass(frozen=True)
 class Inner:
     """One innermost loop that multiplies and adds.
@@ -131,20 +162,20 @@ def inner_loops(assembly: str) -> Iterator[Inner]:
             label, body = found.group(1), []
             continue
         body.append(line.strip())
-        if label and re.match(rf"\s+j\w+\s+{re.escape(label)}$", line) and any("vfmadd" in one for one in body):
+        if label and re.match(rf"\s+j\w+\s+{re.escape(label)}$", line) and any(map(_MULTIPLY_ADD.match, body)):
             yield _inner(body)
 
 
 def _inner(body: list[str]) -> Inner:
-    fused = [line for line in body if line.startswith("vfmadd")]
-    loads = [line for line in body if line.startswith("v") and re.match(r"\S+\s+[-\w$]*\(", line)]
+    fused = [line for line in body if _MULTIPLY_ADD.match(line)]
+    loads = [line for line in body if re.match(r"v|mov[du]|p", line) and re.match(r"\S+\s+[-\w$]*\(", line)]
     spilled = [line for line in body if line.startswith("v") and "(%rsp" in line]
     partial = [line for line in body if line.startswith("vmaskmov") or re.search(r"vfmadd\w+s[sd]\b|\{%k\d\}", line)]
     return Inner(len(fused), len(loads), len(spilled), len(partial))
 
 
 def facts(name: str, target: str) -> list[str]:
-    op, sizes = KERNELS[name]
+    op, sizes = {**KERNELS, **INTEGER_KERNELS}[name]
     lowering = op.lower(target=preset(target), **sizes)
     assert lowering.fallback == ""
     copies = [s.buffer for s in walk(lowering.loops.body) if isinstance(s, Store) and "_packed" in s.buffer]
@@ -165,8 +196,21 @@ def test_inner_loops_multiply_whole_vectors_out_of_registers(name: str, target: 
     assert best.loads <= 1.1 * best.multiply_adds, f"{name}: {best}"
 
 
+@pytest.mark.parametrize("target", INTEGER_TARGETS)
+@pytest.mark.parametrize("name", INTEGER_KERNELS)
+def test_narrow_integers_are_multiplied_by_dot_instructions(name: str, target: str) -> None:
+    op, sizes = INTEGER_KERNELS[name]
+    found = list(inner_loops(op.lower(target=preset(target), **sizes).source("asm")))
+    assert all(inner.spills == 0 for inner in found)
+    best = max(found, key=lambda inner: inner.multiply_adds)
+    assert best.partial == 0 and best.multiply_adds >= 8, f"{name}: {best}"
+    assert best.loads <= 1.2 * best.multiply_adds, f"{name}: {best}"
+
+
 def test_the_counts_are_those_that_were_kept(request: pytest.FixtureRequest) -> None:
     printed = "".join(f"{line}\n" for name in KERNELS for target in TARGETS for line in facts(name, target))
+    integers = ((name, target) for name in INTEGER_KERNELS for target in INTEGER_TARGETS)
+    printed += "".join(f"{line}\n" for case in integers for line in facts(*case))
     if request.config.getoption("--update-golden"):
         KEPT.write_text(printed, "utf-8")
     assert printed == KEPT.read_text("utf-8"), "machine code has changed; `make golden`, and read the diff"

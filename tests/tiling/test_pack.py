@@ -16,7 +16,7 @@ from polyopt.poly import dependence, extract
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import numbered
 from polyopt.target import Target
-from polyopt.tiling import pack
+from polyopt.tiling import copies, pack
 from polyopt.tiling.pack import Packing, PackPlan
 from tests.golden.test_golden import MACHINE
 from tests.poly import running
@@ -50,7 +50,7 @@ def test_packed_panels_give_the_reference(m: int, n: int, depth: int) -> None:
     plan = pack.decide(scop, dependences, TINY)
     (packing,) = plan.packings
     assert packing.array == "w"
-    found = pack.apply(scop, dependences, plan)
+    found = copies.apply(scop, dependences, plan)
     after = dependence.compute(found.scop)
     tree = numbered(decide.decide(found.scop, after, found.rows).tree)
     storage = running.proved(found.scop, after, tree)
@@ -70,7 +70,7 @@ def test_a_copy_holds_what_its_panels_read() -> None:
     dependences = dependence.compute(scop)
     plan = pack.decide(scop, dependences, TINY)
     points = plan.packings[0].points
-    packed = pack.apply(scop, dependences, plan).scop
+    packed = copies.apply(scop, dependences, plan).scop
     copy = packed.statement("w_packed")
     assert copy.role == "define" and packed.array("w_packed").role == "local"
     inside = f"0 <= k < 20 and 0 <= j < 130 and {points}p <= j < {points}p + {points}"
@@ -87,7 +87,7 @@ def test_a_copy_holds_what_its_panels_read() -> None:
 def test_an_epilogue_shares_the_blocks_of_its_contraction() -> None:
     scop = scop_of(linear_relu, M=40, N=512, K=64)
     dependences = dependence.compute(scop)
-    found = pack.apply(scop, dependences, pack.decide(scop, dependences, TINY))
+    found = copies.apply(scop, dependences, pack.decide(scop, dependences, TINY))
     assert set(found.rows) == {"y_init", "y_update", "out", "w_packed"}
     assert {rows[0][0] for rows in found.rows.values()} == {"j_tile"}
 

@@ -1,0 +1,177 @@
+"""Group loops in lanes: a few neighbours that one instruction multiplies and adds, or that are stored side by side.
+
+A lane of 32 bits holds a group. Where no instruction fits, where the operands turn out not to be neighbours, or where
+there are no lanes, the loop is a loop like others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+
+from polyopt.codegen_c import conversions, memory
+from polyopt.codegen_c.expressions import Context, Expressions
+from polyopt.codegen_c.flatten import Trip
+from polyopt.codegen_c.llvm_text import Value, vector_type
+from polyopt.codegen_c.memory import Place
+from polyopt.codegen_c.stores import Accumulate, Stores
+from polyopt.codegen_c.values import Linear, binary, constant, convert, shuffle, splat
+from polyopt.dots import Dot
+from polyopt.dsl.ir import Cast, Op, Var
+from polyopt.dtypes import i32
+from polyopt.loops.ir import Expr, For, Load, Store, expr_children, walk_expr
+
+WORD_BYTES = 4
+
+
+class Groups:
+    """Emits group loops into one LLVM function."""
+
+    def __init__(self, x: Expressions, stores: Stores, dots: Sequence[Dot]) -> None:
+        """dots: what the processor has"""
+        self._x = x
+        self._f = x.f
+        self._stores = stores
+        self._dots = dots
+
+    def write(self, loop: For, trip: Trip, context: Context) -> bool:
+        """Writes the loop if it can be done at once; else nothing, and False."""
+        store = loop.body
+        if not isinstance(store, Store) or trip.count != loop.chunk or context.lanes == 1 or store.checks:
+            return False
+        self._x.forget()
+        if store.reducer is None:
+            return self._side_by_side(loop, store, trip, context)
+        return self._products(loop, store, trip, context)
+
+    # --- products ------------------------------------------------------------------------------------------
+
+    def _products(self, loop: For, store: Store, trip: Trip, context: Context) -> bool:
+        """`sum += left * right` over the group, by an instruction."""
+        loads = _factors(store)
+        if loads is None:
+            return False
+        for dot in self._dots:
+            symbol = dot.symbol(32 * context.lanes)
+            for left, right in (loads, loads[::-1]):
+                if dot.points == trip.count and (left.dtype, right.dtype) == (dot.left, dot.right) and symbol:
+                    words = [self._words(load, loop, trip, context) for load in (left, right)]
+                    operands = [word for word in words if word is not None]
+                    if len(operands) == 2:
+                        self._stores.accumulate(store, context, self._adder(dot, symbol, operands))
+                        return True
+        return False
+
+    def _adder(self, dot: Dot, symbol: str, operands: list[Value]) -> Accumulate:
+        def add(old: Value) -> Value:
+            if dot.accumulates:
+                return self._f.intrinsic(symbol, "i32", old.lanes, [old, *operands])
+            return binary(self._f, "add", old, self._f.intrinsic(symbol, "i32", old.lanes, operands))
+
+        return add
+
+    def _words(self, load: Load, loop: For, trip: Trip, context: Context) -> Value | None:
+        """The groups of all lanes, as a vector of the load's dtype; None where they are no neighbours."""
+        x, f = self._x, self._f
+        place = x.places[load.buffer]
+        points = loop.chunk
+        if load.mask is not None or load.checks or place.lanes > 1 or points * place.itemsize != WORD_BYTES:
+            return None
+        first = context.bind(loop.var, trip.lower)
+        address = memory.address_of(f, place, [x.index(index, first) for index in load.indices], context.lanes)
+        if x.step(place, load, loop.var) == place.itemsize:
+            mask = None if x.may_read_on(place, context) else context.mask
+            words = memory.read(f, _of_words(place), address, context.lanes, mask, None)
+        elif address.is_uniform:
+            words = self._collected(load, loop, trip, context)
+        else:
+            return None
+        return self._as_elements(splat(f, words, context.lanes), place.scalar, points)
+
+    def _collected(self, load: Load, loop: For, trip: Trip, context: Context) -> Value:
+        """One group of elements that lie apart, as a number of 32 bits."""
+        f, parts = self._f, list[Value]()
+        for number in range(loop.chunk):
+            item = self._x.value(load, context.bind(loop.var, trip.lower + Linear(number)))
+            shift = constant(8 * number * WORD_BYTES // loop.chunk, "i32")
+            parts.append(binary(f, "shl", convert(f, "zext", item, "i32"), shift))
+        return reduce(lambda left, right: binary(f, "or", left, right), parts)
+
+    def _as_elements(self, words: Value, scalar: str, points: int) -> Value:
+        lanes = words.lanes * points
+        return self._f.instruction(f"bitcast {words} to {vector_type(scalar, lanes)}", scalar, lanes, [words])
+
+    # --- stores side by side -------------------------------------------------------------------------------
+
+    def _side_by_side(self, loop: For, store: Store, trip: Trip, context: Context) -> bool:
+        """`packed[lane, place in the group] = value`, whole groups at once."""
+        x, f = self._x, self._f
+        place, points, lanes = x.places[store.buffer], loop.chunk, context.lanes
+        first = context.bind(loop.var, trip.lower)
+        address = memory.address_of(f, place, [x.index(index, first) for index in store.indices], lanes)
+        is_beside = address.scattered is None and address.offset.lane_factor == WORD_BYTES
+        if not is_beside or points * place.itemsize != WORD_BYTES or x.step(place, store, loop.var) != place.itemsize:
+            return False
+        value = self._turned(loop, store.value, trip, context) or self._interleaved(loop, store.value, trip, context)
+        stored = conversions.to_memory(f, value, store.value.dtype)
+        words = f.instruction(f"bitcast {stored} to {vector_type('i32', lanes)}", "i32", lanes, [stored])
+        memory.write(f, _of_words(place), address, lanes, context.mask, words)
+        return True
+
+    def _turned(self, loop: For, value: Expr, trip: Trip, context: Context) -> Value | None:
+        """The value from an array in which groups are neighbours already: each is read as a whole."""
+        loads = [node for node in walk_expr(value) if isinstance(node, Load)]
+        words = self._words(loads[0], loop, trip, context) if len(loads) == 1 else None
+        if words is None or _depends_otherwise(value, loads[0]):
+            return None
+        wide = replace(context, lanes=words.lanes, mask=None, operands={**context.operands, loop.var: words})
+        return self._x.value(_with(value, loads[0], Var(loop.var, loads[0].dtype)), wide)
+
+    def _interleaved(self, loop: For, value: Expr, trip: Trip, context: Context) -> Value:
+        """The values of each place in the group, lane by lane."""
+        f = self._f
+        vectors = []
+        for number in range(loop.chunk):
+            item = self._x.value(value, context.bind(loop.var, trip.lower + Linear(number)))
+            vectors.append(splat(f, item, context.lanes))
+        while len(vectors) > 1:
+            half, lanes = len(vectors) // 2, vectors[0].lanes
+            order = [entry for lane in range(lanes) for entry in (lane, lanes + lane)]
+            vectors = [shuffle(f, a, order, b) for a, b in zip(vectors[:half], vectors[half:], strict=True)]
+        return vectors[0]
+
+
+def _factors(store: Store) -> tuple[Load, Load] | None:
+    """The loads whose product, of 32 bits, is added."""
+    match store.value:
+        case Op("mul", (Cast(Load() as left), Cast(Load() as right))) if store.value.dtype == i32:
+            is_sum = store.reducer is not None and store.reducer.name == "sum"
+            return (left, right) if is_sum else None
+        case _:
+            return None
+
+
+def _of_words(place: Place) -> Place:
+    """The buffer as one of groups."""
+    return replace(place, buffer=replace(place.buffer, dtype=i32))
+
+
+def _depends_otherwise(value: Expr, load: Load) -> bool:
+    """Whether a value knows a loop but through its one load."""
+    if value is load:
+        return False
+    return isinstance(value, Var) or any(_depends_otherwise(child, load) for child in expr_children(value))
+
+
+def _with(value: Expr, load: Load, other: Var) -> Expr:
+    """The value with its load replaced."""
+    if value is load:
+        return other
+    match value:
+        case Op(args=args):
+            return replace(value, args=tuple(_with(arg, load, other) for arg in args))
+        case Cast(arg=arg):
+            return replace(value, arg=_with(arg, load, other))
+        case _:
+            return value

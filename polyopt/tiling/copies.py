@@ -1,0 +1,296 @@
+"""The copies of a pack plan, applied: each is a statement like any other, and the contraction reads what it writes.
+
+A copy has a panel's number first, then the operand's other dimensions in the order in which the contraction steps
+through them, then the columns of the panel. Where one instruction takes a group of neighbours along a sum, the groups
+stand in that dimension's place, and a group's elements lie side by side behind the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+
+import islpy as isl
+
+from polyopt.classes import dataclass
+from polyopt.dsl import ir
+from polyopt.dsl.affine import Affine, AxisRef, Compare, axes_of, axis, constant
+from polyopt.names import unused
+from polyopt.poly.dependence import Dependences
+from polyopt.poly.distance import DistanceTester
+from polyopt.poly.roles import Roles
+from polyopt.poly.scop import Access, Array, Scop, Statement
+from polyopt.poly.space import Space, bounds, stretched
+from polyopt.tiling.pack import Packing, PackPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """How a statement reads or writes groups side by side.
+
+    axis:   along which a group's elements are neighbours; points: how many
+    lanes:  the axis along which groups are
+    """
+
+    axis: str
+    points: int
+    lanes: str
+
+    @property
+    def place(self) -> Affine:
+        """Where an element is within its group."""
+        return axis(self.axis) % self.points
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """The scop with its copies.
+
+    rows:   names and rows of the loops over blocks that come before a statement's own
+    groups: of the contractions and copies that have any
+    """
+
+    scop: Scop
+    rows: Mapping[str, tuple[tuple[str, Affine], ...]]
+    groups: Mapping[str, Grouped] = field(default_factory=dict)
+
+
+def apply(scop: Scop, dependences: Dependences, plan: PackPlan) -> Packed:
+    """The scop with a copy statement for each packing, and block rows for all that shares the loop over blocks."""
+    rows: dict[str, tuple[tuple[str, Affine], ...]] = {}
+    groups: dict[str, Grouped] = {}
+    for packing in plan.packings:
+        tile = _fresh_axis(f"{packing.axis}_tile", scop.statement(packing.update))
+        sharing: Mapping[str, str] = {}
+        if packing.block:
+            sharing = _sharing(packing, dependences, DistanceTester.of(scop), Roles.of(scop))
+            sharing = {} if any(name in rows for name in sharing) else sharing
+        blocks = {name: ((tile, axis(column) // packing.block),) for name, column in sharing.items()}
+        copy = _Copy.of(scop, packing)
+        scop = copy.applied()
+        first = ((tile, axis(packing.axis) // packing.block),) if blocks else ()
+        rows |= {**blocks, copy.name: (*first, *((name, axis(name)) for name in copy.scanned))}
+        groups |= copy.groups
+    return Packed(scop, rows, groups)
+
+
+def _sharing(packing: Packing, dependences: Dependences, tester: DistanceTester, roles: Roles) -> Mapping[str, str]:
+    """The statements that can share the block loop: the column axis of each, found along coincident dependences."""
+    apart = dependences.recurrent
+    found = {packing.update: packing.axis}
+    work = [packing.update]
+    while work:
+        name = work.pop()
+        for dependence in dependences.ordered:
+            if name not in (dependence.source, dependence.target):
+                continue
+            other = dependence.target if dependence.source == name else dependence.source
+            if other in found or other in apart or roles.by_statement[other].contraction:
+                continue
+            for candidate in roles.by_statement[other].free:
+                if tester.is_coincident([dependence], {name: axis(found[name]), other: axis(candidate)}):
+                    found[other] = candidate
+                    work.append(other)
+                    break
+    return found
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """One copy under construction.
+
+    name:     of the array and of the statement that writes it
+    order:    the operand's dimensions as the copy has them, without the one that panels are cut along
+    elements: the copy statement's axis for each dimension of the operand
+    """
+
+    scop: Scop
+    packing: Packing
+    update: Statement
+    access: Access
+    name: str
+    order: tuple[int, ...] = ()
+    elements: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(scop: Scop, packing: Packing) -> _Copy:
+        update = scop.statement(packing.update)
+        names = {s.name for s in scop.statements} | {a.name for a in scop.arrays}
+        access = update.reads[packing.read]
+        copy = _Copy(scop, packing, update, access, unused(f"{packing.array}_packed", names))
+        copy.order = copy.inner_order()
+        cut = packing.axis or update.axes[0]
+        copy.elements = tuple(_element_axis(access.read, d, cut) for d in range(len(access.read.subscripts)))
+        return copy
+
+    def applied(self) -> Scop:
+        """The scop with the copy, which the contraction reads instead of the operand."""
+        update, redirected = self.update, self.redirected()
+        statements = tuple(redirected if s is update else s for s in self.scop.statements)
+        source = self.scop.array(self.packing.array)
+        array = Array(self.name, self.packing.dtype or source.dtype, self.shape(source), "local")
+        return replace(self.scop, statements=(self.statement(), *statements), arrays=(*self.scop.arrays, array))
+
+    @property
+    def scanned(self) -> tuple[str, ...]:
+        """The axes that the copy scans first: along the rows of an operand whose columns are neighbours."""
+        along = self.packing.axis and self.dimension(self.packing.axis) == len(self.elements) - 1
+        return tuple(self.elements[d] for d in self.order) if along else ()
+
+    @property
+    def groups(self) -> dict[str, Grouped]:
+        group = self.packing.group
+        if group is None or not group.lanes:
+            return {}
+        own = [self.elements[self.dimension(name)] for name in (group.axis, group.lanes)]
+        return {
+            self.name: Grouped(own[0], group.points, own[1]),
+            self.update.name: Grouped(group.axis, group.points, group.lanes),
+        }
+
+    # --- the layout -------------------------------------------------------------------------------------------
+
+    def dimension(self, name: str) -> int:
+        """The first dimension of the operand whose subscript knows an axis."""
+        subscripts = self.access.read.subscripts
+        return next(d for d, s in enumerate(subscripts) if isinstance(s, Affine) and name in axes_of(s))
+
+    def inner_order(self) -> tuple[int, ...]:
+        """The operand's other dimensions: in the order in which the contraction's loops step through them, or as they
+        are where no panels are cut. Lanes, or groups in a row, come last."""
+        subscripts, packing = self.access.read.subscripts, self.packing
+        if packing.axis:
+            cut = self.dimension(packing.axis)
+            others = [d for d in range(len(subscripts)) if d != cut]
+            return tuple(sorted(others, key=lambda d: self.depth(subscripts[d])))
+        if packing.group is None:
+            return tuple(range(len(subscripts)))
+        last = self.dimension(packing.group.lanes or packing.group.axis)
+        return (*(d for d in range(len(subscripts)) if d != last), last)
+
+    def depth(self, subscript: ir.Subscript) -> int:
+        assert isinstance(subscript, Affine), "a packed operand has affine subscripts"
+        return max((self.update.axes.index(name) for name in axes_of(subscript)), default=-1)
+
+    def place(self, subscripts: Sequence[ir.Subscript], panel: Affine) -> tuple[Affine, ...]:
+        """Where an element of the operand lies in the copy."""
+        affine = [s for s in subscripts if isinstance(s, Affine)]
+        group, inside = self.packing.group, tuple[Affine, ...]()
+        cut = self.dimension(self.packing.axis) if self.packing.axis else -1
+        if group is not None and group.lanes:
+            along = self.dimension(group.axis)
+            inside = (affine[along] % group.points,)
+            affine[along] = affine[along] // group.points
+        place = tuple(affine[d] for d in self.order)
+        if self.packing.axis:
+            place = (panel, *place, affine[cut] - panel * self.packing.points)
+        return (*place, *inside)
+
+    def shape(self, source: Array) -> tuple[Affine, ...]:
+        group, extents = self.packing.group, list(source.shape)
+        inside: tuple[Affine, ...] = ()
+        if group is not None:
+            extents[self.dimension(group.axis)] = constant(
+                group.extent // group.points if group.lanes else group.extent
+            )
+            inside = (constant(group.points),) if group.lanes else ()
+        shape = tuple(extents[d] for d in self.order)
+        if self.packing.axis:
+            panels = -(-source.shape[self.dimension(self.packing.axis)].constant // self.packing.points)
+            shape = (constant(panels), *shape, constant(self.packing.points))
+        return (*shape, *inside)
+
+    # --- the statements ---------------------------------------------------------------------------------------
+
+    def statement(self) -> Statement:
+        """`packed[panel, e.., j - panel * points] = operand[e.., j]` for every element read."""
+        packing, read = self.packing, self.access.read
+        others = tuple(self.elements[d] for d in self.order)
+        panel = _fresh_axis(f"{packing.axis}_panel", self.update)
+        axes = (panel, *others, packing.axis) if packing.axis else others
+        space = Space(self.name, axes, self.scop.sizes)
+        source = space.access(read.tensor, [axis(e) for e in self.elements])
+        held = source.intersect_range(self.access.relation.range()).domain()
+        if packing.axis:
+            held &= space.aff(axis(panel)).eq_set(space.aff(axis(packing.axis) // packing.points))
+        element = ir.Read(read.tensor, tuple(axis(e) for e in self.elements), read.dtype, span=read.span)
+        domain, value = self.filled(held, axes, self.value(element))
+        written = self.place(element.subscripts, axis(panel))
+        return Statement(
+            self.name,
+            axes,
+            domain,
+            "define",
+            self.name,
+            written,
+            value,
+            space.access(self.name, written).intersect_domain(domain),
+            (Access(element, source.intersect_domain(held)),),
+            span=self.update.span,
+        )
+
+    def value(self, element: ir.Read) -> ir.Expr:
+        """The element as the copy has it."""
+        group, own = self.packing.group, element.dtype
+        value: ir.Expr = element
+        if group is not None and group.flips:
+            highest = 1 << (own.bits - 1)
+            value = ir.Op("xor", (value, ir.Const(-highest if own.kind == "i" else highest, own)), own)
+        dtype = self.packing.dtype or own
+        return value if dtype == own else ir.Cast(value, dtype)
+
+    def filled(self, held: isl.Set, axes: Sequence[str], value: ir.Expr) -> tuple[isl.Set, ir.Expr]:
+        """The copy's instances and value: zeros where the last group goes on past the elements that are read."""
+        group = self.packing.group
+        if group is None:
+            return held, value
+        name = self.elements[self.dimension(group.axis)]
+        domain = stretched(held, axes.index(name), group.extent)
+        if domain.is_equal(held):
+            return held, value
+        read = bounds(held, axes.index(name)).upper[0]
+        inside = Compare(read - 1 - axis(name), ">=")
+        return domain, ir.Where(inside, value, ir.Const(0, value.dtype), value.dtype)
+
+    def redirected(self) -> Statement:
+        """The update reading the copy instead of the operand, in whole groups."""
+        packing, group, update, old = self.packing, self.packing.group, self.update, self.access.read
+        subscripts = self.place(old.subscripts, axis(packing.axis) // packing.points if packing.axis else constant(0))
+        new = replace(old, tensor=self.name, subscripts=subscripts, dtype=packing.dtype or old.dtype)
+        is_converted = packing.dtype is not None and group is None
+        replaced: ir.Expr = ir.Cast(old, new.dtype) if is_converted else old
+
+        def visit(expr: ir.Expr) -> ir.Expr:
+            expr = ir.rebuild(expr, visit)
+            return new if expr == replaced else expr
+
+        space = Space(update.name, update.axes, self.scop.sizes)
+        domain, happens = update.domain, self.access.relation.domain()
+        if group is not None:
+            position = update.axes.index(group.axis)
+            domain, happens = (stretched(points, position, group.extent) for points in (domain, happens))
+        relation = space.access(self.name, subscripts).intersect_domain(happens)
+        reads = tuple(Access(new, relation) if a.read == old else a for a in update.reads)
+        written = [s for s in update.subscripts if isinstance(s, Affine)]
+        write = update.write if group is None else space.access(update.array, written).intersect_domain(domain)
+        return replace(update, domain=domain, value=visit(update.value), write=write, reads=reads)
+
+
+def _element_axis(read: ir.Read, dimension: int, cut: str) -> str:
+    """The axis alone in a subscript, or a name for the elements of the dimension."""
+    names = [_axis_alone(s) for s in read.subscripts]
+    name = names[dimension]
+    return name if name is not None and names.count(name) == 1 else f"{cut}_element{dimension}"
+
+
+def _axis_alone(subscript: ir.Subscript) -> str | None:
+    """The axis that a subscript is, if it is just that."""
+    if isinstance(subscript, Affine) and len(subscript.terms) == 1:
+        atom, _ = subscript.terms[0]
+        if isinstance(atom, AxisRef) and subscript == axis(atom.name):
+            return atom.name
+    return None
+
+
+def _fresh_axis(name: str, statement: Statement) -> str:
+    return unused(name, set(statement.axes))
