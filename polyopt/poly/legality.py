@@ -23,7 +23,7 @@ from polyopt.dsl.affine import Affine, And, Compare, axes_of, axis
 from polyopt.dsl.ir import Axis
 from polyopt.errors import LegalityError
 from polyopt.poly.dependence import Dependence, Dependences
-from polyopt.poly.lifetimes import overwritten, relations
+from polyopt.poly.lifetimes import overwritten, raced, relations
 from polyopt.poly.order import COMBINED, CONCURRENT, Order
 from polyopt.poly.scop import Array, Scop, Statement
 from polyopt.poly.space import Space, sample
@@ -251,7 +251,8 @@ class _Prover:
                     )
 
     def check_folding(self, buffer: Storage, own: list[Dependence]) -> None:
-        """No other element of the same cell is written between a value's writing and its reading."""
+        """No other element of the same cell is written between a value's writing and its reading, or at the same time
+        as one that nothing reads."""
         found = overwritten(buffer.array, buffer.modulo, own, self.order)
         if found is not None:
             dependence, lost = found
@@ -261,6 +262,9 @@ class _Prover:
                 lost,
                 "is overwritten before",
             )
+        pairs = raced(buffer.array, buffer.modulo, self.order)
+        if pairs is not None:
+            raise _pair_error(f"two elements of '{buffer.array}' share a cell and are written at once", pairs, "and")
 
     # -- elements ----------------------------------------------------------------------------------------------
 

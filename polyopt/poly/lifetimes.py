@@ -35,6 +35,19 @@ def overwritten(
     return None
 
 
+def raced(array: str, modulo: tuple[int | None, ...], order: Order) -> isl.Map | None:
+    """Pairs of instances that may write different elements of one cell at the same time, read later or not; None where
+    there are none."""
+    cell, writers = _folding(array, modulo, order.scop), order.scop.writers(array)
+    for number, first in enumerate(writers):
+        for second in writers[number:]:
+            ordered = order.before(first.name, second.name) | order.before(second.name, first.name).reverse()
+            pairs = _clash(first.write, second.write, cell) - ordered
+            if not pairs.is_empty():
+                return pairs
+    return None
+
+
 def relations(statement: Statement, array: str) -> list[isl.Map]:
     """The relations of all references of a statement to an array, its own write last."""
     found = [relation for read, relation in statement.references if read == array]

@@ -16,7 +16,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, axis, constant
 from polyopt.poly.dependence import Dependence, Dependences
 from polyopt.poly.distance import DistanceTester
-from polyopt.poly.lifetimes import overwritten, relations
+from polyopt.poly.lifetimes import overwritten, raced, relations
 from polyopt.poly.order import Order
 from polyopt.poly.scop import Array, Scop
 from polyopt.poly.space import Space, affine_from_aff
@@ -173,7 +173,10 @@ class _Planner:
         if extent.is_constant and extent.constant <= modulus:
             return held
         modulo = tuple(modulus if d == dimension else None for d in range(len(array.shape)))
-        if overwritten(array.name, modulo, (d for d in own if d in self.dependences.ordered), self.order):
+        ordered = (d for d in own if d in self.dependences.ordered)
+        if overwritten(array.name, modulo, ordered, self.order) is not None:
+            return held
+        if raced(array.name, modulo, self.order) is not None:
             return held
         zero = constant(0)
         shape = tuple(constant(modulus) if d == dimension else e for d, e in enumerate(held.extent))

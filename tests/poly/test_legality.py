@@ -427,6 +427,29 @@ def test_planes_of_a_loop_whose_iterations_run_at_once_are_refused() -> None:
     prove(lowering, tree=replace(fused, kind="parallel"), storage=whole(lowering))
 
 
+def test_values_that_nothing_reads_do_not_race_for_a_cell() -> None:
+    """Of four values the third is read. The second and the fourth share a cell, which two threads wrote at once."""
+
+    @po.op
+    def third(x: f64[N]):
+        s, z = po.tensor("s", shape=(N,)), po.tensor("z", shape=(1,))
+        later = po.index("i", 1, N)
+        s[0] = 1.0
+        s[later] = x[later]
+        z[j] = s[j + 2]
+        return z
+
+    lowering = third.lower(N=4)
+    folded = StoragePlan((Storage("s", (), (Affine(0),), (constant(2),), (2,)),))
+    rest = Loop("i", (("s_1", ROW),), Leaf("s_1"))
+    tree = Sequence((Leaf("s"), rest, Loop("j", (("z", axis("j")),), Leaf("z"))))
+    prove(lowering, tree=tree, storage=folded)
+    for kind in ("parallel", "vector"):
+        at_once = replace(tree, children=(Leaf("s"), replace(rest, kind=kind), tree.children[2]))
+        error = refused(lowering, tree=at_once, storage=folded)
+        assert "at once" in error.what and {p["i"] for p in pair(error)} == {1, 3}
+
+
 @pytest.fixture(scope="module")
 def tiled() -> Lowering:
     """A product in tiles, its accumulators private to a tile of 6 rows and 16 columns."""
