@@ -19,7 +19,7 @@ from polyopt import picks, rewriting
 from polyopt import report as reports
 from polyopt import text as texts
 from polyopt.classes import dataclass
-from polyopt.codegen_c import emit, mapping
+from polyopt.codegen_c import emit, mapping, streams
 from polyopt.dots import available
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
@@ -372,7 +372,7 @@ class Lowering:
             strides=self.options.layouts,
             shapes={tensor.name: tensor.shape for tensor in self.program.tensors if tensor.shape is not None},
         )
-        return loops_split.split(interior.split(program))
+        return loops_split.split(interior.split(streams.apply(program, used.mapping.streams)))
 
     def scheduled(self, tree: Tree, places: StoragePlan, target: Target) -> Lowering:
         """The same operator under another schedule tree and storage plan, which are proved, for a target.

@@ -106,6 +106,9 @@ ANY_GPU = "sm_80"
 """What code for "cuda" is made for where there is no GPU to ask: newer ones run it too."""
 
 
+FASTER_THAN_MEMORY, SERVER_CACHE, CORES_SHARE = 1.5, 64, 8
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A processor as the code generator sees it.
@@ -140,6 +143,19 @@ class Target:
     def lanes(self, bits: int) -> int:
         """How many elements of `bits` bits one vector register holds; at least 1."""
         return max(1, self.vector_bits // bits)
+
+    @property
+    def cached_bytes(self) -> int:
+        """How much of what was just written is read back faster than memory is.
+
+        The last cache, unless it is no faster than memory: where that was not measured, one that is more than 64 times
+        a core's own is taken for the cache of a large server, of which a core sees its share.
+        """
+        if self.rates is not None:
+            is_fast = self.rates.l3 > FASTER_THAN_MEMORY * self.rates.dram
+        else:
+            is_fast = self.l3_bytes <= SERVER_CACHE * self.l2_bytes
+        return max(self.l3_bytes, self.l2_bytes) if is_fast else CORES_SHARE * self.l2_bytes
 
     def has(self, feature: str) -> bool:
         """Whether LLVM's `feature` ("avx512bf16") is usable."""

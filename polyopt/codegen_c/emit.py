@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from polyopt.classes import dataclass
 from polyopt.codegen_c import abi, workspace
 from polyopt.codegen_c.expressions import Context, Expressions
-from polyopt.codegen_c.flatten import trip_of
+from polyopt.codegen_c.flatten import stored_buffers, trip_of
 from polyopt.codegen_c.lanes import LanePlanner
 from polyopt.codegen_c.llvm_text import Function, Module, Value
 from polyopt.codegen_c.memory import Place
@@ -23,7 +23,7 @@ from polyopt.codegen_c.values import Linear, binary, compare, convert, int64, in
 from polyopt.dots import Dot
 from polyopt.dsl.ir import Const
 from polyopt.dtypes import DType
-from polyopt.loops.ir import Alloc, Buffer, Expr, For, LoopProgram, buffers_used, index_var, integer, walk
+from polyopt.loops.ir import Alloc, Buffer, Expr, For, LoopProgram, Stmt, buffers_used, index_var, integer, walk
 
 if TYPE_CHECKING:
     from polyopt.codegen_c import vmath
@@ -108,7 +108,13 @@ class _Kernel:
         f = Function(self.module, self.entry, [("ptr", "words")])
         writer = _FunctionWriter(self, f, Value("%words", "ptr"), slot=int64(0), is_worker=False)
         writer.statements.statement(self.program.body, Context(writer.sizes))
+        self.fence(f, self.program.body)
         f.finish()
+
+    def fence(self, f: Function, body: Stmt) -> None:
+        """Lets other threads see what was stored past the caches before they see that this one is done."""
+        if stored_buffers(body) & {buffer.name for buffer in self.program.arguments if buffer.passes}:
+            f.effect("llvm.x86.sse.sfence", [])
 
     def text(self) -> str:
         report = _REPORT if self.module.uses("@polyopt_report") else ""
@@ -278,6 +284,7 @@ class _Outline:
         count = writer.statements.count(trip_of(writer.x, self.loop, context))
         first, last = (_share(f, count, number, chunks) for number in (chunk, binary(f, "add", chunk, int64(1))))
         writer.statements.iterations(self.loop, first, last, context)
+        kernel.fence(f, self.loop.body)
         f.finish()
 
 

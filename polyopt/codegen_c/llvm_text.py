@@ -107,6 +107,7 @@ class Module:
     def __init__(self, vector_bits: int) -> None:
         self._attributes = f'attributes #0 = {{ nounwind "prefer-vector-width"="{vector_bits}" }}'
         self.has_half = vector_bits >= 256  # every machine with AVX2 converts f16 in hardware
+        self.has_past = False
         self._functions: list[str] = []
         self._declarations: dict[str, str] = {}
         self._names = 0
@@ -130,7 +131,9 @@ class Module:
         """The module, with further declarations and functions."""
         for declaration in declarations:
             self.declare(declaration)
-        return "\n".join([*sorted(self._declarations.values()), "", *self._functions, helpers, self._attributes, ""])
+        metadata = ["!0 = !{i32 1}"] if self.has_past else []
+        declared = sorted(self._declarations.values())
+        return "\n".join([*declared, "", *self._functions, helpers, self._attributes, *metadata, ""])
 
 
 class Function:
@@ -320,8 +323,18 @@ class Function:
         """Stores, and remembers the value for a load of the same place."""
         self._touch([buffer])
         self.line(f"store {value}, ptr {pointer.text}, align {alignment}")
+        self.remember(value, pointer, alignment, buffer)
+
+    def remember(self, value: Value, pointer: Value, alignment: int, buffer: str) -> None:
+        """A load of this place gives this value, until the next store to the buffer."""
         key = f"load {value.type}, ptr {pointer.text}, align {alignment} @{buffer}.{self._versions[buffer]}"
         self._scopes[-1].known[key] = value
+
+    def store_past(self, value: Value, pointer: Value, alignment: int, buffer: str) -> None:
+        """Stores past the caches. On x86 other threads see it in order only after a fence."""
+        self._touch([buffer])
+        self.module.has_past = True
+        self.line(f"store {value}, ptr {pointer.text}, align {alignment}, !nontemporal !0")
 
     def read(self, slot: Value, scalar: str, lanes: int = 1) -> Value:
         """The present value of an alloca that is promoted to a register."""

@@ -13,7 +13,8 @@ from typing import assert_never
 
 from polyopt import picks
 from polyopt.classes import dataclass
-from polyopt.codegen_c import work
+from polyopt.codegen_c import streams, work
+from polyopt.codegen_c.streams import Stream
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Leaf, Loop, Sequence, Tree
 from polyopt.target import Target
@@ -60,13 +61,16 @@ def _microseconds(ns: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CpuMapping:
-    """The parallel loops of a kernel, and the loops kept serial because they are too short."""
+    """The parallel loops of a kernel, the loops kept serial because they are too short, and the results that are
+    stored past the caches."""
 
     parallel: tuple[ParallelLoop, ...]
     too_short: tuple[ShortLoop, ...]
+    streams: tuple[Stream, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(map(str, (*self.parallel, *self.too_short))) or "no parallel loop"
+        loops = [*map(str, (*self.parallel, *self.too_short))] or ["no parallel loop"]
+        return "\n".join([*loops, *map(str, self.streams)])
 
 
 def decide(scop: Scop, tree: Tree, target: Target) -> CpuMapping:
@@ -85,7 +89,7 @@ def decide(scop: Scop, tree: Tree, target: Target) -> CpuMapping:
             shared |= {scop.statement(name).array for name in loop.statements}
         else:
             too_short.append(ShortLoop(loop.name, round(ns), least_ns))
-    return CpuMapping(tuple(parallel), tuple(too_short))
+    return CpuMapping(tuple(parallel), tuple(too_short), streams.decide(scop, tree, extents, target))
 
 
 def _is_worth_threads(loop: Loop, enough: bool) -> bool:

@@ -331,7 +331,23 @@ def _write_strided(f: Function, place: Place, address: Address, lanes: int, item
         _write_vector(f, place, pointer(f, address, part * lanes * place.itemsize), mask, shuffle(f, value, order))
 
 
+def _write_past(f: Function, place: Place, target: Value, value: Value) -> None:
+    """A vector to memory, past the caches, if it is aligned: rows of a length that is no multiple are not."""
+    size = value.lanes * place.itemsize
+    number = f.instruction(f"ptrtoint {target} to i64", "i64", 1, [target], "cheap")
+    rest = binary(f, "and", number, int64(size - 1))
+    f.branch(
+        compare(f, "eq", rest, int64(0)),
+        lambda: f.store_past(value, target, size, place.name),
+        lambda: f.store(value, target, place.alignment, place.name),
+    )
+    f.remember(value, target, place.alignment, place.name)
+
+
 def _write_vector(f: Function, place: Place, target: Value, mask: Value | None, value: Value) -> None:
+    if mask is None and place.buffer.passes:
+        _write_past(f, place, target, value)
+        return
     if mask is None:
         f.store(value, target, place.alignment, place.name)
         return

@@ -32,7 +32,7 @@ def nanoseconds(scop: Scop, tree: Tree, extents: Extents, target: Target, outsid
     lanes = _lanes(tree, extents, target, scop)
     runs = {name: extents.points(name) / max(outside.get(name, 1), 1) for name in statements(tree)}
     operations = sum(points * _operations(scop.statement(name)) / lanes.get(name, 1) for name, points in runs.items())
-    size = sum(_touched(scop, runs).values())
+    size = touched_bytes(scop, runs)
     return max(operations / OPERATIONS_PER_NS, size / _bytes_per_ns(target, size))
 
 
@@ -45,7 +45,7 @@ def handed_ns(scop: Scop, tree: Tree, target: Target, shared: Set[str]) -> float
     inside = [scop.statement(name) for name in statements(tree)]
     read = {access.read.tensor for statement in inside for access in statement.reads}
     filled = {array.name for array in scop.arrays if array.role == "local"} - {s.array for s in inside}
-    sizes = {name: _whole(scop, name) / (2 if name in shared else 1) for name in read & filled}
+    sizes = {name: whole_bytes(scop, name) / (2 if name in shared else 1) for name in read & filled}
     return sum(size for size in sizes.values() if size <= target.l2_bytes // 2) / HANDED_BYTES_PER_NS
 
 
@@ -78,18 +78,21 @@ def _widest(scop: Scop, statement: Statement) -> int:
     return 8 * max(array.dtype.itemsize for array in scop.arrays if array.name in names)
 
 
-def _touched(scop: Scop, runs: Mapping[str, float]) -> dict[str, float]:
-    """Bytes of each array that one execution touches: no more than the array has, or than instances come by."""
+def touched_bytes(scop: Scop, runs: Mapping[str, float]) -> float:
+    """Bytes of the arrays that instances touch: no more than an array has, or than instances come by.
+
+    runs: how many instances, by statement
+    """
     items = {array.name: array.dtype.itemsize for array in scop.arrays}
     found: dict[str, float] = {}
     for name, points in runs.items():
         statement = scop.statement(name)
         for array in {statement.array, *(access.read.tensor for access in statement.reads)}:
             found[array] = max(found.get(array, 0.0), points * items[array])
-    return {name: min(size, _whole(scop, name) or size) for name, size in found.items()}
+    return sum(min(size, whole_bytes(scop, name) or size) for name, size in found.items())
 
 
-def _whole(scop: Scop, name: str) -> int:
+def whole_bytes(scop: Scop, name: str) -> int:
     """Bytes of an array; 0 where its shape is symbolic."""
     array = next(array for array in scop.arrays if array.name == name)
     total = array.dtype.itemsize

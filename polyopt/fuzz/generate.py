@@ -131,7 +131,7 @@ def _options(random: Random) -> tuple[tuple[str, str], ...]:
     if random.random() < 0.7:
         threshold = random.choice((1, 1, 16, 10_000))
         l2_bytes = random.choice((256, 1024, 1 << 14, 1 << 20))
-        changed = f"parallel_ns={threshold}, l1_bytes={l2_bytes // 4}, l2_bytes={l2_bytes}"
+        changed = f"parallel_ns={threshold}, l1_bytes={l2_bytes // 4}, l2_bytes={l2_bytes}, l3_bytes={l2_bytes}"
         options.append(("target", f'replace(preset("{name}"), {changed})'))
     elif random.random() < 0.6:
         options.append(("target", f'"{name}"'))

@@ -64,6 +64,7 @@ class Buffer:
              "local": private to one iteration of the loops around its `Alloc`, small, on the stack
     aligned: the base address and every row are a multiple of 64 bytes (never for arguments unless tested)
     given:   shape of the caller's array where it is not `shape`: some of its dimensions are one here
+    passes:  vectors stored here go past the caches, to memory: for results that nobody reads soon
     """
 
     name: str
@@ -73,6 +74,7 @@ class Buffer:
     strides: tuple[Expr, ...] | None = None
     aligned: bool = False
     given: tuple[Expr, ...] | None = None
+    passes: bool = False
 
     @property
     def callers_shape(self) -> tuple[Expr, ...]:

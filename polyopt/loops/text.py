@@ -186,6 +186,7 @@ def buffer_text(buffer: Buffer) -> str:
     strides = "" if buffer.strides is None else f" strides ({', '.join(map(expr_text, buffer.strides))})"
     size = buffer_bytes(buffer)
     note = [] if size is None else [f"{size} bytes"]
+    note += ["stored past the caches"] if buffer.passes else []
     if buffer.aligned:
         note.append("aligned")
     return f"{buffer.name}: {buffer.dtype}[{shape}]{strides}" + (f"  # {', '.join(note)}" if note else "")

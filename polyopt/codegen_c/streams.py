@@ -1,0 +1,97 @@
+"""Which results are stored past the caches.
+
+A store to a line that is in no cache first reads the line from memory. A vector that covers a line can go to memory as
+it is, which saves that read and leaves the caches to what is read again: for a result that a kernel writes once, in
+whole vectors, and that would not stay in the caches anyway until somebody reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from polyopt import picks
+from polyopt.classes import dataclass
+from polyopt.codegen_c import work
+from polyopt.dsl.affine import Affine, AxisRef
+from polyopt.loops.ir import LoopProgram
+from polyopt.poly.scop import Scop, Statement
+from polyopt.poly.tree import Loop, Tree, loops, statements
+from polyopt.poly.tree import Sequence as TreeSequence
+from polyopt.target import Target
+from polyopt.tiling.cost import axis_of
+from polyopt.tiling.extents import Extents
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A result stored past the caches. touched_bytes: of the nest that writes it; cached_bytes: what caches keep"""
+
+    array: str
+    touched_bytes: int
+    cached_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.array}: stored past the caches: its nest touches {self.touched_bytes} bytes, "
+            f"of which {self.cached_bytes} would stay"
+        )
+
+
+def decide(scop: Scop, tree: Tree, extents: Extents, target: Target) -> tuple[Stream, ...]:
+    """The results of a tiled tree to store past the caches. Only x86 has such stores for vectors."""
+    if not target.triple.startswith("x86_64"):
+        return ()
+    found = []
+    for nest in tree.children if isinstance(tree, TreeSequence) else (tree,):
+        size = work.touched_bytes(scop, {name: extents.points(name) for name in statements(nest)})
+        for name in _written_once(scop, nest):
+            is_large = work.whole_bytes(scop, name) > target.l2_bytes
+            if is_large and _goes_past(name, size > target.cached_bytes):
+                found.append(Stream(name, round(size), target.cached_bytes))
+    return tuple(found)
+
+
+def _goes_past(name: str, preferred: bool) -> bool:
+    return picks.choose(f"{name} past the caches", preferred, lambda: (preferred, not preferred))
+
+
+def apply(program: LoopProgram, streams: Sequence[Stream]) -> LoopProgram:
+    """The program with its streams marked."""
+    names = {stream.array for stream in streams}
+    arguments = tuple(replace(buffer, passes=buffer.name in names) for buffer in program.arguments)
+    return replace(program, arguments=arguments)
+
+
+def _written_once(scop: Scop, nest: Tree) -> Iterator[str]:
+    """Results that one statement of the nest writes, along vectors, and that nothing reads from memory."""
+    results = {array.name for array in scop.arrays if array.role == "output"}
+    for loop in loops(nest):
+        for name in loop.statements if loop.kind == "vector" else ():
+            statement = scop.statement(name)
+            writers = [other for other in scop.statements if other.array == statement.array]
+            is_plain = statement.array in results and writers == [statement] and statement.role == "define"
+            if is_plain and _runs_along_rows(statement, loop) and _is_read_at_once(statement, loop, scop):
+                yield statement.array
+
+
+def _runs_along_rows(statement: Statement, loop: Loop) -> bool:
+    axis = axis_of(loop.row(statement.name))
+    last = statement.subscripts[-1] if statement.subscripts else None
+    return axis is not None and isinstance(last, Affine) and last.coefficient(AxisRef(axis)) == 1
+
+
+def _is_read_at_once(statement: Statement, loop: Loop, scop: Scop) -> bool:
+    """Whether each read of what a statement writes is of the value that was just computed, in the same vector."""
+    readers = [
+        (other, access.read.subscripts)
+        for other in scop.statements
+        for access in other.reads
+        if access.read.tensor == statement.array
+    ]
+    return all(
+        other.name in loop.statements
+        and (other.axes, subscripts) == (statement.axes, statement.subscripts)
+        and loop.row(other.name) == loop.row(statement.name)
+        for other, subscripts in readers
+    )
