@@ -13,6 +13,7 @@ from polyopt import report as reports
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda import buffers, mapping, partition, ring_proof
 from polyopt.codegen_cuda import emit as cuda_emit
+from polyopt.codegen_cuda.contractions import Products
 from polyopt.codegen_cuda.plan import CudaMapping
 from polyopt.codegen_cuda.source import CudaSource
 from polyopt.dsl import ir
@@ -106,8 +107,10 @@ class GpuLowering(Lowering):
     @cached_property
     def _decided(self) -> GpuDecided:  # type: ignore[override]  # what the stages below take from it is the same
         """Everything after fusion, proved and emitted; with plainer plans where that fails."""
+        products: Products = "exact" if self.options.is_strict else "all"
         attempts: Sequence[tuple[str, Callable[[Tree], CudaMapping]]] = (
-            ("blocks and threads", lambda tree: mapping.decide(self.scop, tree, self.gpu)),
+            ("tensor cores", lambda tree: mapping.decide(self.scop, tree, self.gpu, products=products)),
+            ("blocks and threads", lambda tree: mapping.decide(self.scop, tree, self.gpu, products="none")),
             ("a thread per point", lambda tree: mapping.decide(self.scop, tree, self.gpu, rows=False)),
             ("a single thread", lambda _: CudaMapping(())),
         )

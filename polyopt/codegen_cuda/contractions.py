@@ -7,14 +7,16 @@ asynchronously and shared memory has room.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from polyopt.codegen_cuda.cost import access_bytes
+from polyopt.codegen_cuda.instructions import Instruction, instruction_of
 from polyopt.codegen_cuda.plan import Contraction
 from polyopt.codegen_cuda.rings import slots_of
 from polyopt.dsl.affine import Affine, axes_of
-from polyopt.dsl.ir import DataIndex, Read
+from polyopt.dsl.ir import Cast, DataIndex, Expr, Op, Read
 from polyopt.poly.roles import roles_of
-from polyopt.poly.scop import Scop
+from polyopt.poly.scop import Scop, Statement
 from polyopt.target import STATIC_SHARED_BYTES, GpuTarget
 from polyopt.tiling.extents import Extents
 
@@ -27,25 +29,85 @@ PIECE_BYTES = 64
 ROW_PADDING = 16
 """Bytes between the rows of a copy whose columns neighboring threads read: they then lie in different banks."""
 
+Products = Literal["all", "exact", "none"]
+"""Instructions of the tensor cores that may be used: exact ones only, where sums run in the order of their indices."""
+
+TENSOR_CORES = (8, 0)
+"""The first GPUs that have all instructions of the table."""
+
 ASYNCHRONOUS = (8, 0)
 """The first GPUs that copy to shared memory on their own."""
 
 
 def decide(
-    scop: Scop, extents: Extents, target: GpuTarget, name: str, axes: tuple[str, str], sides: tuple[int, int]
+    scop: Scop,
+    extents: Extents,
+    target: GpuTarget,
+    name: str,
+    axes: tuple[str, str],
+    sides: tuple[int, int],
+    *,
+    products: Products,
 ) -> Contraction:
     """How a block sums up its tile.
 
-    name: the update; axes: those of the tile's sides, rows first
+    name: the update; axes: those of the tile's sides, rows first; products: instructions that may be used
     """
     statement = scop.statement(name)
     depth = max(roles_of(statement).reduced, key=lambda axis: extents.axis(name, axis))
     steps = extents.axis(name, depth)
     item = max((scop.array(access.read.tensor).dtype.itemsize for access in statement.reads), default=4)
     piece = max(1, min(PIECE_BYTES // item, steps))
-    copies = (_copy_bytes(scop, access.read, axes, sides, depth, piece) for access in statement.reads)
-    slots = slots_of(sum(copies), steps // piece, STATIC_SHARED_BYTES) if target.capability >= ASYNCHRONOUS else 1
-    return Contraction(name, piece, slots)
+    one, reason = _instruction(statement, target, axes, depth, products)
+    if one is not None:
+        piece = -(-piece // one.steps) * one.steps
+        pieces, taken = -(-steps // piece), sum(side * piece * one.left.itemsize for side in sides)
+    else:
+        copies = (_copy_bytes(scop, access.read, axes, sides, depth, piece) for access in statement.reads)
+        pieces, taken = steps // piece, sum(copies)
+    slots = slots_of(taken, pieces, STATIC_SHARED_BYTES) if target.capability >= ASYNCHRONOUS else 1
+    return Contraction(name, piece, slots, one, reason)
+
+
+def _instruction(
+    statement: Statement, target: GpuTarget, axes: tuple[str, str], depth: str, products: Products
+) -> tuple[Instruction | None, str]:
+    """The tensor cores' instruction for a sum, or why there is none."""
+    reducer, factors = statement.reducer, _factors(statement.value)
+    if reducer is None or reducer.name != "sum" or factors is None:
+        return None, "the sum is not one of products of two elements"
+    rows = [read for read in factors if _lies_along(read, axes[0], axes[1], depth)]
+    columns = [read for read in factors if _lies_along(read, axes[1], axes[0], depth)]
+    if len(rows) != 1 or len(columns) != 1:
+        return None, "not each factor lies along one side of the tile"
+    (left,), (right,) = rows, columns
+    one = instruction_of(left.dtype, right.dtype, reducer.dtype)
+    if one is None:
+        return None, f"none sums products of {left.dtype} and {right.dtype} as they are"
+    if products == "exact" and not (one.is_exact and len(roles_of(statement).reduced) == 1):
+        return None, "sums run in order"
+    if products == "none":
+        return None, "they did not fit"
+    if target.capability < TENSOR_CORES:
+        return None, f"{target.name} has none of this kind"
+    return one, ""
+
+
+def _factors(value: Expr) -> tuple[Read, Read] | None:
+    """The two elements that a value is the product of, converted or not."""
+    if not isinstance(value, Op) or value.name != "mul":
+        return None
+    left, right = (arg.arg if isinstance(arg, Cast) else arg for arg in value.args)
+    return (left, right) if isinstance(left, Read) and isinstance(right, Read) else None
+
+
+def _lies_along(read: Read, axis: str, other: str, depth: str) -> bool:
+    """Whether a factor changes with one side and with the sum, each by itself, and not with the other side."""
+    if any(isinstance(subscript, DataIndex) for subscript in read.subscripts):
+        return False
+    used = [frozenset(axes_of(subscript)) for subscript in read.subscripts if isinstance(subscript, Affine)]
+    alone = [axes & {axis, depth} for axes in used]
+    return not any(other in axes for axes in used) and {axis} in alone and {depth} in alone
 
 
 def _copy_bytes(scop: Scop, read: Read, axes: Sequence[str], sides: Sequence[int], depth: str, piece: int) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from polyopt.codegen_c import c_helpers
 from polyopt.codegen_c.c_expressions import CExpressions, Text, is_index, simple_product, simple_sum
+from polyopt.codegen_cuda.instructions import INSTRUCTIONS
 from polyopt.codegen_cuda.intervals import Interval, as_number, interval
 from polyopt.codegen_cuda.source import RECORD
 from polyopt.dsl.ir import Const, Op
@@ -22,7 +23,7 @@ _CHOICE, _LOGIC, _COMPARE, _SUM, _PRODUCT, _PREFIX, _ATOM = range(7)
 _PROVIDED = frozenset(
     f"po_{name}"
     for name in ("bits", "float", "to_f16", "from_f16", "round_f16", "to_bf16", "from_bf16", "round_bf16", "inside")
-)
+) | {one.helper for one in INSTRUCTIONS}
 """Helpers of the C printer that the device header has."""
 
 _SAME_NAME = {
@@ -87,7 +88,18 @@ class CudaExpressions(CExpressions):
 
     def element(self, name: str, indices: tuple[Expr, ...]) -> Text:
         place = self.place.get(name)
-        return super().element(name, indices) if place is None else place(indices)
+        if place is not None:
+            return place(indices)
+        return self._swizzled(name, indices) if self._buffers[name].swizzled else super().element(name, indices)
+
+    def _swizzled(self, name: str, indices: tuple[Expr, ...]) -> Text:
+        """An element whose place in its last two dimensions is exchanged."""
+        buffer, item = self._buffers[name], self._buffers[name].dtype.itemsize
+        nowhere = (integer(0),) * len(indices)
+        outside = self._offset(buffer, (*indices[:-2], *nowhere[-2:]), item)
+        inside = self.text(self._offset(buffer, (*nowhere[:-2], *indices[-2:]), item))
+        before = "" if outside == integer(0) else f"{self.value(outside).within(_SUM)} + "
+        return Text(f"{self._names[name]}[{before}po_swizzled<{item}>({inside})]")
 
 
 def in_cuda(text: str) -> str:

@@ -28,10 +28,10 @@ from polyopt.codegen_cuda.shapes import (
     outside_sums,
     without_tile,
 )
-from polyopt.codegen_cuda.shared_text import SharedPrinter
 from polyopt.codegen_cuda.source import RECORD, CudaKernel
 from polyopt.codegen_cuda.threads import Hoisted, Names, comment, indented
 from polyopt.codegen_cuda.vectors import note
+from polyopt.codegen_cuda.warp_text import WarpPrinter
 from polyopt.dsl.ir import Const, Reducer, Var
 from polyopt.dtypes import bool_
 from polyopt.errors import ScheduleError
@@ -52,7 +52,7 @@ from polyopt.loops.ir import (
 from polyopt.target import WARP
 
 
-class KernelPrinter(SharedPrinter):
+class KernelPrinter(WarpPrinter):
     """Prints one kernel."""
 
     def __init__(self, name: str, statement: Stmt, shared: Names, reductions: Reductions) -> None:

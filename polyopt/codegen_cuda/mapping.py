@@ -17,12 +17,13 @@ from typing import assert_never
 
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda import contractions
-from polyopt.codegen_cuda.contractions import TILES
+from polyopt.codegen_cuda.contractions import TILES, Products
 from polyopt.codegen_cuda.cost import SECTOR_BYTES, access_bytes, power_above, statement_bytes
 from polyopt.codegen_cuda.plan import CudaMapping, CudaNest
 from polyopt.dsl.affine import Affine, axes_of
+from polyopt.dtypes import DType
 from polyopt.poly.roles import roles_of
-from polyopt.poly.scop import Scop
+from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, numbered, sequence, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import WARP, GpuTarget
@@ -53,12 +54,13 @@ LAUNCH_BYTES = 2 << 20
 """What could cross the memory bus while a kernel starts."""
 
 
-def decide(scop: Scop, tree: Tree, target: GpuTarget, *, rows: bool = True) -> CudaMapping:
+def decide(scop: Scop, tree: Tree, target: GpuTarget, *, rows: bool = True, products: Products = "all") -> CudaMapping:
     """A plan for every nest of the fused tree; its loops have unique names.
 
     rows: whether threads may share loops inside a nest, and tiles of contractions
+    products: which instructions of the tensor cores may be used
     """
-    planner = _Planner(scop, Extents(scop), target, rows)
+    planner = _Planner(scop, Extents(scop), target, rows, products)
     cut = tuple(planner.cuts(tree))
     return CudaMapping(tuple(planner.plans(separated(tree, cut))), cut)
 
@@ -69,6 +71,7 @@ class _Planner:
     extents: Extents
     target: GpuTarget
     has_rows: bool
+    products: Products
 
     def plans(self, tree: Tree) -> Iterator[CudaNest]:
         match tree:
@@ -144,8 +147,9 @@ class _Planner:
 
     def tiles(self, head: Loop, order: Sequence[Loop], body: Tree) -> CudaNest | None:
         """Tiles of two loops of which a contraction reads one operand along each; None where there are none."""
-        columns = order[-1]
         for name in statements(body) if self.has_rows else ():
+            columns = self.stored_along(order, name)
+            order = [*(loop for loop in order if loop is not columns), columns]
             shape, column = roles_of(self.scop.statement(name)), axis_of(columns.row(name))
             if not shape.contraction or column is None or self.scop.sizes:
                 continue
@@ -156,6 +160,12 @@ class _Planner:
                 if any(column in r and row not in r for r in shape.reuse):
                     return self.tiled(head, order, rows, name, (row, column))
         return None
+
+    def stored_along(self, order: Sequence[Loop], name: str) -> Loop:
+        """The loop along which results are contiguous: operands come through shared memory, however they lie."""
+        statement = self.scop.statement(name)
+        own = self.scop.array(statement.array).dtype
+        return min(reversed(order), key=lambda loop: _stride_cost(statement, own, axis_of(loop.row(name))))
 
     def tiled(self, head: Loop, order: Sequence[Loop], rows: Loop, name: str, axes: tuple[str, str]) -> CudaNest | None:
         """The largest tile with enough blocks; its sums have to fit a thread's registers."""
@@ -174,7 +184,7 @@ class _Planner:
             return None
         chunks = tuple(found[0] if loop is rows else found[1] if loop is columns else 1 for loop in order)
         reason = f"{_base(rows.name)} by {_base(columns.name)} in registers, operands in shared memory"
-        plan = contractions.decide(self.scop, self.extents, self.target, name, axes, found)
+        plan = contractions.decide(self.scop, self.extents, self.target, name, axes, found, products=self.products)
         names = tuple(loop.name for loop in order)
         return CudaNest(head.name, "tiles", names, chunks, reason=reason, contraction=plan)
 
@@ -341,6 +351,12 @@ class _Planner:
             chunks.insert(0, min(left, power_above(self.extent(loop))))
             left //= chunks[0]
         return tuple(chunks)
+
+
+def _stride_cost(statement: Statement, dtype: DType, axis: str | None) -> float:
+    """Bytes that a result moves along an axis; those that do not change along it are no neighbors."""
+    cost = access_bytes(statement.subscripts, dtype, axis)
+    return cost if cost >= dtype.itemsize else SECTOR_BYTES
 
 
 def chain_of(head: Loop) -> tuple[list[Loop], Tree]:

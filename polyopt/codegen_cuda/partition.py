@@ -13,7 +13,7 @@ from math import prod
 from typing import assert_never
 
 from polyopt.classes import dataclass
-from polyopt.codegen_cuda import columns, staging, turning
+from polyopt.codegen_cuda import columns, tiled, turning
 from polyopt.codegen_cuda.intervals import Interval, as_number, folded, interval
 from polyopt.codegen_cuda.plan import Contraction
 from polyopt.codegen_cuda.vectors import Vectors
@@ -112,7 +112,7 @@ class _Cutter:
     def tiled(self, loops: tuple[For, ...], body: Stmt) -> Stmt:
         """Loops over tiles outside, over the points of a tile inside."""
         if prod(loop.chunk for loop in loops) > BLOCK_POINTS:
-            staged = staging.staged(loops, body, self.vectors, self.plans, reorderable=self.reorderable)
+            staged = tiled.staged(loops, body, self.vectors, self.plans, reorderable=self.reorderable)
             if staged is None:
                 staged = turning.turned(loops, body, self.vectors)
             if staged is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from polyopt.classes import dataclass
+from polyopt.codegen_cuda.instructions import Instruction
 
 Style: TypeAlias = Literal["points", "tiles", "turned", "rows", "columns", "one block"]
 
@@ -16,15 +17,20 @@ class Contraction:
     statement: the update
     piece:     steps of the sum whose operands are in shared memory together
     slots:     pieces that shared memory has room for: copies run as many ahead, less one; 1 where none do
+    instruction: of the tensor cores, which multiplies; None: threads do
+    reason:    why threads do
     """
 
     statement: str
     piece: int
     slots: int
+    instruction: Instruction | None = None
+    reason: str = ""
 
     def __str__(self) -> str:
         ahead = f", copies run {self.slots - 1} pieces ahead in {self.slots} slots" if self.slots > 1 else ""
-        return f"sums in pieces of {self.piece}{ahead}"
+        multiplied = f", no tensor cores: {self.reason}" if self.instruction is None else f" by {self.instruction}"
+        return f"sums in pieces of {self.piece}{multiplied}{ahead}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,24 +112,28 @@ PO_DEVICE void po_ldmatrix_x2_t(po_u32 (&r)[2], const void *s) {
                : "=r"(r[0]), "=r"(r[1]) : "r"(po_smem(s)) : "memory");
 }
 // d += a b. bf16, f16: 16 x 8 += 16 x 16 by 16 x 8; tf32: 16 x 8 by 8 x 8; 8-bit integers: 16 x 32 by 32 x 8.
-// The fragments are those of the PTX manual, "mma.sync.aligned.m16n8k16", "m16n8k8" (.tf32), "m16n8k32".
+// The fragments are those of the PTX manual, "mma.sync.aligned.m16n8k16", "m16n8k8" (.tf32), "m16n8k32". The lane's
+// two elements of row lane / 4 are upper[0] and upper[Step], those 8 rows below lower[0] and lower[Step].
 #define PO_MMA_F32(name, kind)                                                                             \
-  PO_DEVICE void name(float (&d)[4], const po_u32 *a, const po_u32 *b) {                                      \
+  template <int Step = 1> PO_DEVICE void name(float *upper, float *lower, const po_u32 *a, const po_u32 *b) {  \
     asm volatile("mma.sync.aligned." kind " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"          \
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                             \
+                 : "+f"(upper[0]), "+f"(upper[Step]), "+f"(lower[0]), "+f"(lower[Step])                       \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                          \
-  }
+  }                                                                                                           \
+  PO_DEVICE void name(float (&d)[4], const po_u32 *a, const po_u32 *b) { name<1>(d, d + 2, a, b); }
 PO_MMA_F32(po_mma_bf16, "m16n8k16.row.col.f32.bf16.bf16.f32")
 PO_MMA_F32(po_mma_f16, "m16n8k16.row.col.f32.f16.f16.f32")
 PO_MMA_F32(po_mma_tf32, "m16n8k8.row.col.f32.tf32.tf32.f32")
 #undef PO_MMA_F32
 #define PO_MMA_S32(name, kind)                                                                             \
-  PO_DEVICE void name(int32_t (&d)[4], const po_u32 *a, const po_u32 *b) {                                    \
+  template <int Step = 1>                                                                                    \
+  PO_DEVICE void name(int32_t *upper, int32_t *lower, const po_u32 *a, const po_u32 *b) {                     \
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." kind ".s32 "                                       \
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                                     \
-                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                             \
+                 : "+r"(upper[0]), "+r"(upper[Step]), "+r"(lower[0]), "+r"(lower[Step])                       \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                          \
-  }
+  }                                                                                                           \
+  PO_DEVICE void name(int32_t (&d)[4], const po_u32 *a, const po_u32 *b) { name<1>(d, d + 2, a, b); }
 PO_MMA_S32(po_mma_s8, "s8.s8")
 PO_MMA_S32(po_mma_u8, "u8.u8")
 PO_MMA_S32(po_mma_s8_u8, "s8.u8")
@@ -194,6 +198,20 @@ PO_DEVICE bool po_inside(int64_t index, int64_t extent, int64_t site, int64_t *r
     record[2] = extent;
   }
   return false;
+}
+// Where an element lies in shared memory whose lines of 128 bytes have their parts of 16 bytes exchanged: the number of
+// the part is combined, bit by bit, with a linear function of the line's, so that 8 neighboring rows at one column, and
+// 8 rows of which each is two from the next, lie in different banks, whatever the rows' length. place: in elements
+template <int Bytes> PO_DEVICE int po_swizzled(int place) {
+  const int line = place * Bytes >> 7;
+  const int part = ((line ^ line >> 2) & 3) | ((line ^ line >> 1) << 1 & 4);
+  return place ^ part * (16 / Bytes);
+}
+// Pairs of bytes taken apart: the first of each pair to `even`, the second to `odd`.
+PO_DEVICE void po_unzip(po_u32 &even, po_u32 &odd) {
+  const po_u32 one = even, two = odd;
+  even = __byte_perm(one, two, 0x6420);
+  odd = __byte_perm(one, two, 0x7531);
 }
 // The elements of a vector as registers one after the other.
 template <class T, int N> PO_DEVICE void po_unpack(T *registers, const po_vec<T, N> &value) {

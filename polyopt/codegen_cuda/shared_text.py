@@ -19,14 +19,15 @@ from polyopt.codegen_cuda.shapes import dims
 from polyopt.codegen_cuda.threads import INDENT, Names, indented
 from polyopt.codegen_cuda.vectors import note
 from polyopt.errors import ScheduleError
-from polyopt.loops.ir import Block, Buffer, Expr, For, If, Stmt, integer
+from polyopt.loops.ir import Block, Buffer, Expr, For, If, Stmt, integer, walk
 from polyopt.target import STATIC_SHARED_BYTES
 
 
 class SharedPrinter(LaunchPrinter):
     """Prints what goes through the shared memory of a block.
 
-    _dims: threads along each dimension of the block; _is_filled: whether anything has been copied yet
+    _dims: threads along each dimension of the block; _is_filled: whether anything has been copied yet;
+    _has_products: whether warps multiply together
     """
 
     def __init__(self, shared: Names, reductions: Reductions, statement: Stmt) -> None:
@@ -35,6 +36,7 @@ class SharedPrinter(LaunchPrinter):
         self._shared_lines: list[str] = []
         self._shared_bytes = 0
         self._is_filled = False
+        self._has_products = any(isinstance(loop, For) and loop.kind == "warp" for loop in walk(self._body))
 
     @property
     def threads(self) -> int:
@@ -46,10 +48,11 @@ class SharedPrinter(LaunchPrinter):
         """The lines that name a thread's place along each dimension of the block where they have no name of CUDA's."""
         if len(self._dims) <= 3:
             return []
-        lines, below = [], 1
-        for depth in reversed(range(len(self._dims))):
-            lines.append(f"const int thread_{depth} = threadIdx.x / {below} % {self._dims[depth]};")
-            below *= self._dims[depth]
+        lines, below = [], self.threads
+        for depth, extent in enumerate(self._dims):
+            place = "threadIdx.x" if depth == 0 else f"threadIdx.x % {below}"
+            below //= extent
+            lines.append(f"const int thread_{depth} = {place}{f' / {below}' if below > 1 else ''};")
         return lines
 
     def _coordinate(self, depth: int) -> str:
@@ -108,7 +111,8 @@ class SharedPrinter(LaunchPrinter):
             yield f"{INDENT}const int {index} = {start};"
         elif total % self.threads == 0:
             turn = self._unused(f"{self._var(nest[0])}_turn", "")
-            yield "#pragma unroll 1" if self._depth else "#pragma unroll"  # sums around need the registers
+            is_scarce = self._depth and not self._has_products  # a thread's sums and operands need the registers
+            yield "#pragma unroll 1" if is_scarce else "#pragma unroll"
             yield f"for (int {turn} = 0; {turn} < {total // self.threads}; ++{turn}) {{"
             yield f"{INDENT}const int {index} = {start} + {turn} * {self.threads};"
         else:

@@ -9,7 +9,7 @@ stored, so that only the stores are guarded. Sources: [PPCG13] for footprints, [
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -18,7 +18,7 @@ from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.plan import Contraction
 from polyopt.codegen_cuda.rings import Ring
 from polyopt.codegen_cuda.shapes import replaced
-from polyopt.codegen_cuda.sums import Sum, exprs_of, has_loads, is_contiguous, parts_of, tiled_loop
+from polyopt.codegen_cuda.sums import Sum, exprs_of, has_loads, is_contiguous
 from polyopt.codegen_cuda.tiles import SIDE, Copy, Side, below, extent
 from polyopt.codegen_cuda.vectors import VECTOR_BYTES, Vectors
 from polyopt.dsl.ir import Op, Reducer, Var
@@ -48,43 +48,10 @@ UNROLLED = 1024
 """Steps of a thread in a piece of the sum that are written out."""
 
 
-def staged(
-    loops: Sequence[For], body: Stmt, vectors: Vectors, plans: Mapping[str, Contraction], *, reorderable: bool
-) -> Stmt | None:
-    """The nest by tiles of its two loops that have more than one point per block; None where it does not suit.
-
-    plans: by the update's name; reorderable: whether the loops of the sum may change places
-    """
-    wide = [loop for loop in loops if loop.chunk > 1]
-    found = parts_of(body)
-    if len(wide) != 2 or found is None or not all(_is_plain(loop, loops) for loop in wide):
-        return None
-    plan = plans.get(found.update.statement)
-    depth = tiled_loop(found, reorderable=reorderable)
-    if depth is None or plan is None:
-        return None
-    fresh = vectors.fresh
-    rows, columns = (
-        Side(
-            loop,
-            fresh(f"{loop.var}_block"),
-            fresh(f"{side}"),
-            fresh(f"{loop.var}_own"),
-            fresh(f"{loop.var}_lane"),
-            loop.chunk,
-        )
-        for loop, side in zip(wide, ("row", "column"))
-    )
-    return _Tiler(found, rows, columns, depth, vectors, plan).nest(loops)
-
-
-def _is_plain(loop: For, loops: Sequence[For]) -> bool:
-    """Whether a loop has constant bounds and unit steps."""
-    return loop.step == 1 and as_number(loop.lower) is not None and as_number(loop.upper) is not None
-
-
-class _Tiler:
+class Tiler:
     """Builds the nest of one contraction."""
+
+    _is_swizzled = False
 
     def __init__(self, found: Sum, rows: Side, columns: Side, depth: For, vectors: Vectors, plan: Contraction) -> None:
         self._sum, self._rows, self._columns, self._depth = found, rows, columns, depth
@@ -99,10 +66,13 @@ class _Tiler:
         self._name = self._fresh(f"{found.update.buffer}_tile")
         self._copies: dict[Load, Copy] = {}
         self._places: dict[tuple[str, str], str] = {}
-        steps = extent(depth) or 1
-        self._points = min(plan.piece, steps)
-        self._slots = min(plan.slots, steps // self._points)
+        self._points = min(plan.piece, extent(depth) or 1)
+        self._slots = min(plan.slots, self._pieces())
         self._slot: Expr = integer(0)
+
+    def _pieces(self) -> int:
+        """Pieces of the same size; what is left is one of its own."""
+        return (extent(self._depth) or 0) // self._points
 
     def _loads(self) -> list[Load]:
         return [node for node in walk_expr(self._sum.update.value) if isinstance(node, Load)]
@@ -113,16 +83,15 @@ class _Tiler:
         self._choose_copies()
         if not self._copies:
             return None
-        self._rows = replace(self._rows, width=self._width(self._rows))
+        self._fit()
         before, after = self._ends()
         body: Stmt = Block((before, self._summed(), after))
         for copy in self._copies.values():
             body = Alloc(copy.buffer, body)
         shape = (*self._rows.shape, *self._columns.shape) or (integer(1),)
         body = Alloc(Buffer(self._name, self._reducer.dtype, shape, "local"), body)
-        for side in (self._columns, self._rows):
-            end, axis = integer(SIDE * side.width), f"{side.loop.axis} in tile"
-            body = For(side.thread, integer(0), end, body, side.width, "block", axis, SIDE)
+        body = self._rows.over_threads(self._columns.over_threads(body))
+        body = self._rows.over_warps(self._columns.over_warps(body))
         for loop in reversed(loops):
             own = next((side for side in (self._rows, self._columns) if side.loop is loop), None)
             if own is None:
@@ -130,6 +99,10 @@ class _Tiler:
             else:
                 body = replace(loop, var=own.tile, step=own.points, body=body, chunk=1, axis=f"{loop.axis} block")
         return body
+
+    def _fit(self) -> None:
+        """Gives each thread its points."""
+        self._rows = replace(self._rows, width=self._width(self._rows))
 
     def _width(self, side: Side) -> int:
         """Neighbors that a thread has along a side: what one access to the copies takes."""
@@ -171,10 +144,14 @@ class _Tiler:
     def _at_first(self) -> dict[str, Expr]:
         """The point of a thread; the first one of its columns."""
         rows, columns = self._rows, self._columns
-        return {rows.loop.var: rows.global_(rows.local), columns.loop.var: columns.global_(columns.first)}
+        return {rows.loop.var: rows.global_(rows.local), columns.loop.var: columns.global_(self._column())}
+
+    def _column(self) -> Expr:
+        """A thread's place along the columns; its lanes come later."""
+        return self._columns.first
 
     def _guarded(self, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
-        inside = both(self._rows.inside(self._rows.local), self._columns.inside(self._columns.first))
+        inside = both(self._rows.inside(self._rows.local), self._columns.inside(self._column()))
         return then if inside is None else If(inside, then, otherwise)
 
     def _started(self) -> Stmt:
@@ -234,9 +211,8 @@ class _Tiler:
     def _summed(self) -> Stmt:
         """The loops of the sum, the longest in pieces and innermost."""
         depth, size = self._depth, self._points
-        steps = extent(depth)
-        assert steps is not None
-        whole = folded("add", depth.lower, integer(steps // size * size))
+        steps, pieces = extent(depth) or 0, self._pieces()
+        whole = folded("add", depth.lower, integer(pieces * size))
         parts: list[Stmt] = []
         if self._slots > 1:
             ring = Ring(self._piece, depth.lower, whole, size, self._slots, depth.axis)
@@ -244,11 +220,11 @@ class _Tiler:
             added = self._added(size)
             parts.append(ring.around(lambda first: self._copied(size, first, ring.slot(first)), added))
             self._slot = integer(0)
-        elif steps >= size:
+        elif pieces:
             body = Block((*self._copied(size), self._added(size)))
             parts.append(For(self._piece, depth.lower, whole, body, size, "serial", f"{depth.axis} block"))
-        if steps % size:
-            rest = steps % size
+        rest = steps - pieces * size
+        if rest > 0:
             body = Block((*self._copied(rest), self._added(rest)))
             parts.append(For(self._piece, whole, depth.upper, body, size, "serial", f"{depth.axis} rest"))
         result: Stmt = Block(tuple(parts))
@@ -323,6 +299,10 @@ class _Tiler:
         """A step of the sum by its place in the piece that starts at `first`."""
         return Op("add", (first or index_var(self._piece), place), i64)
 
+    def _in_sum(self, step: Expr) -> Expr | None:
+        """That a step of a piece exists; None where all do."""
+        return None
+
     def _in_slot(self, place: Iterable[Expr], slot: Expr | None = None) -> tuple[Expr, ...]:
         """A place in a copy."""
         return ((slot or self._slot), *place) if self._slots > 1 else tuple(place)
@@ -339,12 +319,15 @@ class _Tiler:
             if is_contiguous(load, self._depth.var):
                 axes.reverse()
             row = self._size(axes[1]) * load.dtype.itemsize
-            padded = row + ROW_PADDING if axes[1] == self._depth.var and sides[0] is self._columns else row
+            is_turned = axes[1] == self._depth.var and sides[0] is self._columns
+            padded = row + ROW_PADDING if is_turned and not self._is_swizzled else row
             shape = (self._slots, self._size(axes[0]), self._size(axes[1]))
             strides = (shape[1] * padded, padded, load.dtype.itemsize)
             first = 0 if self._slots > 1 else 1
             sizes, steps = (tuple(integer(number) for number in numbers[first:]) for numbers in (shape, strides))
-            buffer = Buffer(self._fresh(f"{load.buffer}_tile"), load.dtype, sizes, "local", steps)
+            buffer = Buffer(
+                self._fresh(f"{load.buffer}_tile"), load.dtype, sizes, "local", steps, swizzled=self._is_swizzled
+            )
             self._copies[load] = Copy(load.buffer, buffer, (axes[0], axes[1]), sides[0])
 
     def _spreads(self, load: Load, side: Side) -> bool:
@@ -382,6 +365,7 @@ class _Tiler:
         for axis, place in places.items():
             if axis == self._depth.var:
                 here[axis] = self._inner(index_var(place), first)
+                mask = both(mask, self._in_sum(here[axis]))
                 continue
             side = next(side for side in (self._rows, self._columns) if side.loop.var == axis)
             here[axis] = Op("add", (index_var(side.tile), index_var(place)), i64)

@@ -85,6 +85,8 @@ class ThreadPrinter:
                 yield from self._together([statement])
             case For(kind="pipeline"):
                 yield from self._pipeline(statement)
+            case For(kind="warp"):
+                yield from self._warp(statement)
             case For(kind="vector", body=Store() as store):
                 yield from self._lanes(statement, store)
             case For():
@@ -120,6 +122,10 @@ class ThreadPrinter:
     def _pipeline(self, loop: For) -> Iterator[str]:
         """A loop whose copies run ahead."""
         raise ScheduleError("copies run ahead inside a thread", why=loop.var)
+
+    def _warp(self, loop: For) -> Iterator[str]:
+        """A loop that is instructions of a warp."""
+        raise ScheduleError("a warp's product stands inside a thread", why=loop.var)
 
     def _share(self, buffer: Buffer) -> None:
         """Declares a buffer in shared memory."""

@@ -14,9 +14,11 @@ SIDE = 16
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One loop of the tile. A thread has `width` neighboring points, and as many again every SIDE * width points.
+    """One loop of the tile. Of the points of its warp a thread has `width` neighbors, and as many again every
+    `threads * width` points.
 
     tile: variable of the first point; thread, place, lane: of a thread's first point, of a group of points, in a group
+    warp: variable of a warp's first point, where `warps` warps share the side
     """
 
     loop: For
@@ -26,19 +28,25 @@ class Side:
     lane: str
     points: int
     width: int = 1
+    threads: int = SIDE
+    warp: str = ""
+    warps: int = 1
 
     @property
     def groups(self) -> int:
         """Groups of neighbors of a thread."""
-        return self.points // (SIDE * self.width)
+        return self.points // (self.warps * self.threads * self.width)
 
     @property
     def first(self) -> Expr:
         """The place in the tile of a group's first point."""
-        thread = index_var(self.thread)
+        place: Expr = index_var(self.thread)
+        if self.warps > 1:
+            place = Op("add", (index_var(self.warp), place), i64)
         if self.groups == 1:
-            return thread
-        return Op("add", (thread, Op("mul", (index_var(self.place), integer(SIDE * self.width)), i64)), i64)
+            return place
+        apart = integer(self.threads * self.width)
+        return Op("add", (place, Op("mul", (index_var(self.place), apart), i64)), i64)
 
     @property
     def local(self) -> Expr:
@@ -63,6 +71,18 @@ class Side:
     def inside(self, local: Expr) -> Expr | None:
         """That a point exists; None where tiles divide the loop."""
         return below(self.global_(local), self.loop, self.points)
+
+    def over_threads(self, body: Stmt) -> Stmt:
+        """`body` for each thread along the side in a warp."""
+        end = integer(self.threads * self.width)
+        return For(self.thread, integer(0), end, body, self.width, "block", f"{self.loop.axis} in tile", self.threads)
+
+    def over_warps(self, body: Stmt) -> Stmt:
+        """`body` for each warp along the side."""
+        if self.warps == 1:
+            return body
+        step, axis = self.points // self.warps, f"{self.loop.axis} of warp"
+        return For(self.warp, integer(0), integer(self.points), body, step, "block", axis, self.warps)
 
     def over(self, body: Stmt, *, lanes: LoopKind | None = "unrolled") -> Stmt:
         """`body` for each group of points of a thread, and each of its points."""

@@ -45,7 +45,7 @@ class Load:
     checks: tuple[Check, ...] = ()
 
 
-LoopKind: TypeAlias = Literal["serial", "parallel", "vector", "unrolled", "group", "grid", "block", "pipeline"]
+LoopKind: TypeAlias = Literal["serial", "parallel", "vector", "unrolled", "group", "grid", "block", "pipeline", "warp"]
 CONCURRENT = ("parallel", "vector", "grid", "block")
 """Kinds of loops whose iterations may run at once."""
 COMBINED = ("vector", "block")
@@ -65,6 +65,8 @@ class Buffer:
     aligned: the base address and every row are a multiple of 64 bytes (never for arguments unless tested)
     given:   shape of the caller's array where it is not `shape`: some of its dimensions are one here
     passes:  vectors stored here go past the caches, to memory: for results that nobody reads soon
+    swizzled: rows of its last two dimensions lie in lines of 128 bytes whose parts of 16 bytes change places
+              (`po_swizzled`), so that neighboring rows are in different banks of a GPU's shared memory
     """
 
     name: str
@@ -75,6 +77,7 @@ class Buffer:
     aligned: bool = False
     given: tuple[Expr, ...] | None = None
     passes: bool = False
+    swizzled: bool = False
 
     @property
     def callers_shape(self) -> tuple[Expr, ...]:
@@ -104,6 +107,7 @@ class For:
                        seen by every thread, when the loop ends; reductions over it are combined
            "pipeline": serial, its copies to shared memory asynchronous: one group of them per iteration, of which all
                        but the newest `chunk - 2` have come, for all threads, when an iteration starts that reads
+           "warp":     serial, wanted as one instruction of a warp per tile; the body is what it means
     axis:  the axes it scans, for the reader ("i", "i tile")
     chunk: for "parallel": iterations per unit of work (>= 1); for "group": how many neighbours a whole group has;
            for "grid": iterations that `codegen_cuda.partition` gives to one block, 1 once it has; for "block": how

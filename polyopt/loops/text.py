@@ -189,6 +189,7 @@ def buffer_text(buffer: Buffer) -> str:
     note += ["stored past the caches"] if buffer.passes else []
     if buffer.aligned:
         note.append("aligned")
+    strides += " swizzled" if buffer.swizzled else ""
     return f"{buffer.name}: {buffer.dtype}[{shape}]{strides}" + (f"  # {', '.join(note)}" if note else "")
 
 
@@ -302,6 +303,7 @@ def _buffer_fields(buffer: Buffer) -> dict[str, Any]:
         "name": buffer.name,
         "dtype": str(buffer.dtype),
         "shape": [expr_text(extent) for extent in buffer.shape],
+        "swizzled": buffer.swizzled,
         "strides": None if buffer.strides is None else [expr_text(stride) for stride in buffer.strides],
         "space": buffer.space,
         "bytes": buffer_bytes(buffer),
@@ -376,6 +378,7 @@ def _dot_style(statement: Stmt) -> str:
         "vector": "palegreen",
         "unrolled": "lightyellow",
         "pipeline": "lavender",
+        "warp": "lavender",
     }
     if isinstance(statement, For) and statement.kind in colors:
         return f", style=filled, fillcolor={colors[statement.kind]}"

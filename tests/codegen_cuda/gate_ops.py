@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import polyopt as po
-from polyopt import bf16, f32, i8
+from polyopt import bf16, f16, f32, i8
 
 B, C, D, H, K, M, N, S, W = po.sizes("B C D H K M N S W")
 c, h, i, j, k, n, w = po.indices("c h i j k n w")
@@ -20,12 +20,25 @@ def matmul_bf16(x: bf16[M, K], y: bf16[K, N]):
 
 
 @po.op
+def matmul_f16(x: f16[M, K], y: f16[K, N]):
+    return x @ y
+
+
+@po.op
 def matmul_i8(x: i8[M, K], y: i8[K, N]):
     return x @ y
 
 
 @po.op
 def conv2d(x: f32[B, H, W, C], f: f32[3, 3, C, N]):
+    y = po.tensor("y")
+    b, r, s = po.indices("b r s")
+    y[b, h, w, n] += x[b, h + r, w + s, c] * f[r, s, c, n]
+    return y
+
+
+@po.op
+def conv2d_bf16(x: bf16[B, H, W, C], f: bf16[3, 3, C, N]):
     y = po.tensor("y")
     b, r, s = po.indices("b r s")
     y[b, h, w, n] += x[b, h + r, w + s, c] * f[r, s, c, n]
@@ -78,21 +91,39 @@ def attention(q: f32[H, S, D], keys: f32[H, S, D], v: f32[H, S, D]):
     return o
 
 
+@po.op
+def attention_bf16(q: bf16[H, S, D], keys: bf16[H, S, D], v: bf16[H, S, D]):
+    t = po.index("t")
+    d = po.index("d")
+    p, o = po.tensors("p o")
+    p[h, i, t] = po.sum(q[h, i, d] * keys[h, t, d], d)
+    weights = po.softmax(p, axis=-1)
+    o[h, i, d] += weights[h, i, t] * v[h, t, d]
+    return o
+
+
 Sizes = dict[str, int]
 OPS: dict[str, tuple[po.Op, Sizes, Sizes]] = {
     "matmul_f32": (matmul_f32, {"M": 4096, "N": 4096, "K": 4096}, {"M": 128, "N": 128, "K": 64}),
     "matmul_bf16": (matmul_bf16, {"M": 4096, "N": 4096, "K": 4096}, {"M": 128, "N": 128, "K": 64}),
+    "matmul_f16": (matmul_f16, {"M": 4096, "N": 4096, "K": 4096}, {"M": 128, "N": 128, "K": 64}),
     "matmul_i8": (matmul_i8, {"M": 4096, "N": 4096, "K": 4096}, {"M": 128, "N": 128, "K": 64}),
     "conv2d": (
         conv2d,
         {"B": 32, "H": 58, "W": 58, "C": 256, "N": 256},
         {"B": 1, "H": 10, "W": 10, "C": 32, "N": 64},
     ),
+    "conv2d_bf16": (
+        conv2d_bf16,
+        {"B": 32, "H": 58, "W": 58, "C": 256, "N": 256},
+        {"B": 1, "H": 4, "W": 34, "C": 32, "N": 64},
+    ),
     "pointwise_bf16": (pointwise_bf16, {"M": 16384, "N": 8192}, {"M": 4, "N": 512}),
     "layernorm": (layernorm, {"M": 16384, "N": 8192}, {"M": 4, "N": 512}),
     "softmax": (softmax, {"M": 16384, "N": 8192}, {"M": 4, "N": 512}),
     "column_sum": (column_sum, {"M": 65536, "N": 4096}, {"M": 64, "N": 128}),
     "transpose": (transpose, {"M": 16384, "N": 16384}, {"M": 64, "N": 96}),
+    "attention_bf16": (attention_bf16, {"H": 16, "S": 2048, "D": 128}, {"H": 1, "S": 64, "D": 32}),
     "attention": (attention, {"H": 16, "S": 2048, "D": 128}, {"H": 1, "S": 64, "D": 32}),
 }
 """By name: the op, sizes of the benchmark table, and small ones for the emulator's counters."""

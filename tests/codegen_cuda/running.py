@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,13 @@ def lowered(op: Op, *args: Any, **sizes: Any) -> GpuLowering:
     lowering = op.lower(*args, **{"target": "sm_80", **sizes})
     assert isinstance(lowering, GpuLowering)
     return lowering
+
+
+def changed_text(lowering: GpuLowering, text: str) -> GpuLowering:
+    """The lowering with another text for its kernels."""
+    other = copy(lowering)
+    vars(other)["_decided"] = replace(lowering._decided, cuda=replace(lowering.cuda, text=text))
+    return other
 
 
 def emulate(lowering: GpuLowering, arguments: dict[str, Array], sizes: dict[str, int], mode: Mode = "check") -> Outcome:

@@ -201,6 +201,12 @@ inline int __float_as_int(float x) { return po::bits<int>(x); }
 inline unsigned __float_as_uint(float x) { return po::bits<unsigned>(x); }
 inline double __longlong_as_double(long long x) { return po::bits<double>(x); }
 inline long long __double_as_longlong(double x) { return po::bits<long long>(x); }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const uint64_t bytes = (uint64_t)y << 32 | x;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) result |= (unsigned)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
@@ -299,15 +305,22 @@ template <class A, class B> PO_HIDDEN void mma_all(void **arguments, unsigned) {
     }
   }
 }
-template <class A, class B> PO_HIDDEN void mma(typename A::Sum (&d)[4], const po_u32 *a, const po_u32 *b, const void *pc) {
-  MmaArgument<typename A::Sum> m;
-  memcpy(m.d, d, 16), memcpy(m.a, a, 16), memcpy(m.b, b, 8);
+template <class A, class B, int Step, class Sum>
+PO_HIDDEN void mma(Sum *upper, Sum *lower, const po_u32 *a, const po_u32 *b, const void *pc) {
+  MmaArgument<Sum> m{{upper[0], upper[Step], lower[0], lower[Step]}, {}, {}};
+  memcpy(m.a, a, 16), memcpy(m.b, b, 8);
   po_warp_collective(MMA, ~0u, mma_all<A, B>, &m, pc);
-  memcpy(d, m.d, 16);
+  upper[0] = m.d[0], upper[Step] = m.d[1], lower[0] = m.d[2], lower[Step] = m.d[3];
 }
 }  // namespace po
-#define PO_MMA(name, A, B) \
-  PO_HIDDEN inline void name(po::A::Sum (&d)[4], const po_u32 *a, const po_u32 *b) { po::mma<po::A, po::B>(d, a, b, PO_PC); }
+#define PO_MMA(name, A, B)                                                                                         \
+  template <int Step = 1>                                                                                        \
+  PO_HIDDEN inline void name(po::A::Sum *upper, po::A::Sum *lower, const po_u32 *a, const po_u32 *b) {             \
+    po::mma<po::A, po::B, Step>(upper, lower, a, b, PO_PC);                                                       \
+  }                                                                                                               \
+  PO_HIDDEN inline void name(po::A::Sum (&d)[4], const po_u32 *a, const po_u32 *b) {                               \
+    po::mma<po::A, po::B, 1>(d, d + 2, a, b, PO_PC);                                                              \
+  }
 PO_MMA(po_mma_bf16, BF16, BF16)
 PO_MMA(po_mma_f16, F16, F16)
 PO_MMA(po_mma_tf32, TF32, TF32)

@@ -1,0 +1,113 @@
+"""Contractions by tiles of the tensor cores: what `staging` does, with warps that multiply together.
+
+Each warp has a part of the block's tile, and its lanes the sums that the instruction gives them: to the rest of the
+nest these are a thread's points as any others, so that what stands before and after the sum is the same. The copies lie
+in shared memory without padding, swizzled; beyond the sum's end they hold zeros, so that all pieces are whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polyopt.codegen_cuda.instructions import COLUMN_LANES, COLUMNS, ROW_LANES
+from polyopt.codegen_cuda.intervals import as_number
+from polyopt.codegen_cuda.plan import Contraction
+from polyopt.codegen_cuda.shapes import replaced
+from polyopt.codegen_cuda.staging import Tiler
+from polyopt.codegen_cuda.sums import Sum
+from polyopt.codegen_cuda.tiles import Side, below, extent
+from polyopt.codegen_cuda.vectors import Vectors
+from polyopt.dsl.ir import Op
+from polyopt.dtypes import i64
+from polyopt.errors import ScheduleError
+from polyopt.loops.ir import Expr, For, Load, Stmt, Store, index_var, integer, substitute
+
+ROW_WARPS = 2
+MOST_COLUMN_WARPS = 4
+"""Warps along the sides of a tile; a warp has 16 columns at least, which one `ldmatrix` reads."""
+
+
+class TensorTiler(Tiler):
+    """Builds the nest of one contraction that an instruction of the tensor cores sums up.
+
+    _is_each: whether columns are stored one by one, since they are no vectors in memory
+    """
+
+    _is_swizzled = True
+
+    def __init__(self, found: Sum, rows: Side, columns: Side, depth: For, vectors: Vectors, plan: Contraction) -> None:
+        super().__init__(found, rows, columns, depth, vectors, plan)
+        assert plan.instruction is not None
+        self._instruction = plan.instruction
+        self._is_each = False
+        self._points = plan.piece
+        self._slots = min(plan.slots, self._pieces())
+
+    def _pieces(self) -> int:
+        return -(-(extent(self._depth) or 0) // self._points)
+
+    def _in_sum(self, step: Expr) -> Expr | None:
+        return below(step, self._depth, self._points)
+
+    def _fit(self) -> None:
+        found, one = self._loads(), self._instruction
+        sides = [self._copies[load].side.loop for load in found if load in self._copies]
+        if sorted(loop.var for loop in sides) != sorted(side.loop.var for side in self._sides()):
+            raise ScheduleError(
+                f"tensor cores cannot sum up '{self._sum.update.statement}'",
+                why="its operands do not each lie along one side of the tile",
+            )
+        rows, columns = self._sides()
+        across = min(MOST_COLUMN_WARPS, columns.points // COLUMNS)
+        self._rows = self._in_warps(rows, ROW_WARPS, ROW_LANES, one.row_width)
+        self._columns = self._in_warps(columns, across, COLUMN_LANES, one.column_width)
+
+    def _in_warps(self, side: Side, warps: int, threads: int, width: int) -> Side:
+        name = self._fresh(f"{side.loop.var}_warp")
+        return replace(side, width=width, threads=threads, warps=warps, warp=name)
+
+    # --- before and after the sum -----------------------------------------------------------------------------------
+
+    def _ends(self) -> tuple[Stmt, Stmt]:
+        columns = self._columns
+        self._vectors.lanes[columns.thread] = columns.lane
+        known = {side.tile: (as_number(side.loop.lower) == 0 and side.points) or 1 for side in self._sides()}
+        self._vectors.known = {**known, columns.warp: columns.points // columns.warps}
+        before, after = (
+            self._vectors.spread(body, columns.thread, columns.width, {self._name})
+            for body in (self._started(), self._finished())
+        )
+        if before is not None and after is not None:
+            return self._over_own(before), self._over_own(after)
+        self._is_each = True
+        before, after = (self._rows.over(columns.over(body)) for body in (self._started(), self._finished()))
+        self._is_each = False
+        return before, after
+
+    def _column(self) -> Expr:
+        return self._columns.local if self._is_each else self._columns.first
+
+    def _own(self) -> tuple[Expr, ...]:
+        return (*super()._own(), index_var(self._columns.lane)) if self._is_each else super()._own()
+
+    # --- the sum ----------------------------------------------------------------------------------------------------
+
+    def _added(self, size: int) -> Stmt:
+        """What a piece adds to a warp's sums, an instruction's steps at a time."""
+        update, rows, columns = self._sum.update, self._rows, self._columns
+        step = Op("add", (index_var(self._step), index_var(self._lane)), i64)
+        here = {side.loop.var: side.global_(side.local) for side in (rows, columns)}
+        here[self._depth.var] = self._inner(step)
+
+        def from_copy(load: Load) -> Expr:
+            copy = self._copies[load]
+            at = {self._depth.var: step, rows.loop.var: rows.local, columns.loop.var: columns.local}
+            return Load(copy.buffer.name, self._in_slot(at[axis] for axis in copy.axes), load.dtype)
+
+        value = replaced(update.value, from_copy)
+        instance = tuple(substitute(value, here) for value in update.instance)
+        own = (*rows.own, *columns.own)
+        body: Stmt = Store(update.statement, instance, self._name, own, value, self._reducer)
+        steps = self._instruction.steps
+        body = For(self._lane, integer(0), integer(steps), rows.over(columns.over(body)), 1, "warp", self._depth.axis)
+        return For(self._step, integer(0), integer(size), body, steps, "unrolled", self._depth.axis)

@@ -1,0 +1,201 @@
+"""Products of a warp as CUDA C++: fragments come from shared memory by `ldmatrix`, `mma` adds them up.
+
+Lane l of an `ldmatrix` gives the address of row l % 8 of matrix l / 8; which rows, columns and steps of the tile these
+are follows from the instruction's fragments and from the axis along which the copy lies. A copy that lies along the sum
+is read as it is, another one transposed; of bytes, which `ldmatrix` takes in pairs, the pairs are then taken apart, and
+the steps of a matrix are every fourth and the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from polyopt.classes import dataclass
+from polyopt.codegen_cuda.instructions import COLUMN_LANES, ROW_LANES, Instruction, instruction_of
+from polyopt.codegen_cuda.intervals import as_number, folded
+from polyopt.codegen_cuda.shared_text import SharedPrinter
+from polyopt.codegen_cuda.threads import comment, indented
+from polyopt.codegen_cuda.vectors import first_lane
+from polyopt.dsl.ir import Op
+from polyopt.dtypes import i64
+from polyopt.errors import ScheduleError
+from polyopt.loops.ir import Expr, For, Load, Stmt, Store, index_var, integer, substitute, walk, walk_expr
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An operand of a warp's product.
+
+    load:   its element
+    step:   variable of the steps; thread: of a lane's first point along its side
+    group, lane: loops over a lane's groups of points, and over its neighbors
+    is_along: whether its copy is contiguous along the sum
+    """
+
+    load: Load
+    step: str
+    thread: str
+    group: For | None
+    lane: For | None
+
+    @property
+    def is_along(self) -> bool:
+        return any(node == index_var(self.step) for node in walk_expr(self.load.indices[-1]))
+
+    @property
+    def groups(self) -> int:
+        return 1 if self.group is None else as_number(self.group.upper) or 1
+
+    def at(self, values: Mapping[str, Expr]) -> tuple[Expr, ...]:
+        """The place of an element in the copy: of the first neighbor."""
+        first = self.load.indices
+        if self.lane is not None:
+            first = tuple(first_lane(index, self.lane.var) for index in first)
+        return tuple(substitute(index, dict(values)) for index in first)
+
+
+class WarpPrinter(SharedPrinter):
+    """Prints the loops that are instructions of a warp."""
+
+    def _coordinates(self) -> list[str]:
+        lines = super()._coordinates()
+        if self._has_products:
+            self._lane_name = self._unused("lane", "")
+            self._shared.names[self._lane_name] = self._lane_name  # type: ignore[index]  # a printer has its own
+            self._x.ranges[self._lane_name] = integer(0), integer(31)
+            lines.append(f"const int {self._lane_name} = threadIdx.x % 32;")
+        return lines
+
+    def _warp(self, loop: For) -> Iterator[str]:
+        """One instruction per tile of the warp."""
+        store, left, right, one = self._product(loop)
+        fragments = [self._unused(f"{self._shared.names[side.load.buffer]}_own", "") for side in (left, right)]
+        per_row, per_column = 2 // one.row_width, 4 // one.column_width
+        counts = left.groups // per_row, right.groups // per_column
+        declared = ", ".join(f"{name}[{count}][4]" for name, count in zip(fragments, counts, strict=True))
+        yield f"po_u32 {declared};"
+        yield from self._fetch(fragments[0], left, self._left_place(left, one), per_row, one)
+        yield from self._fetch(fragments[1], right, self._right_place(right, one), per_column, one)
+        yield from self._multiply(store, left, right, fragments, one)
+
+    def _product(self, loop: For) -> tuple[Store, Operand, Operand, Instruction]:
+        """The sum, its two operands and the instruction; columns are the innermost loops."""
+        nest: list[For] = []
+        inner: Stmt = loop.body
+        while isinstance(inner, For):
+            nest.append(inner)
+            inner = inner.body
+        blocks = [s for s in walk(self._body) if isinstance(s, For) and s.kind == "block" and s.chunk]
+        if not isinstance(inner, Store) or [s.chunk for s in blocks[-2:]] != [ROW_LANES, COLUMN_LANES]:
+            raise ScheduleError("a warp's product has another form than an instruction's", why=loop.var)
+        loads = [node for node in walk_expr(inner.value) if isinstance(node, Load)]
+        loads.sort(key=lambda load: _uses(load, nest[-1].var))
+        operands = []
+        for load, block in zip(loads, blocks[-2:], strict=True):
+            own = [s for s in nest if _uses(load, s.var)]
+            lane = own.pop() if own[-1].upper == integer(block.step) and block.step > 1 else None
+            operands.append(Operand(load, loop.var, block.var, own[0] if own else None, lane))
+        self._row_thread = blocks[-2].var
+        reducer = inner.reducer
+        assert reducer is not None, "a product is summed up"
+        one = instruction_of(loads[0].dtype, loads[1].dtype, reducer.dtype)
+        if one is None or as_number(loop.upper) != one.steps:
+            kinds = " and ".join(str(load.dtype) for load in loads)
+            raise ScheduleError("no instruction multiplies a warp's operands", why=kinds)
+        return inner, operands[0], operands[1], one
+
+    # --- fragments --------------------------------------------------------------------------------------------------
+
+    def _lane(self, *steps: tuple[int, int, int]) -> Expr:
+        """A sum of parts of the lane's number: `lane / by % below * times` for each (by, below, times)."""
+        total: Expr = integer(0)
+        for by, below, times in steps:
+            part = folded("floordiv", index_var(self._lane_name), integer(by))
+            if by * below < 32:
+                part = Op("mod", (part, integer(below)), i64)
+            total = folded("add", total, folded("mul", part, integer(times)))
+        return total
+
+    def _left_place(self, left: Operand, one: Instruction) -> dict[str, Expr]:
+        """Which row a lane points at: upper and lower rows of the first steps, then of the last."""
+        if left.is_along and one.is_of_bytes:
+            return {left.thread: self._lane((1, 8, 2), (8, 2, 1)), left.step: self._lane((16, 2, 16))}
+        if left.is_along:
+            return {left.thread: self._lane((1, 16, 1)), left.step: self._lane((16, 2, 8))}
+        if one.is_of_bytes:
+            return {left.thread: integer(0), left.step: self._lane((16, 2, 16), (8, 2, 2), (2, 4, 4), (1, 2, 1))}
+        return {left.thread: self._lane((8, 2, 8)), left.step: self._lane((16, 2, 8), (1, 8, 1))}
+
+    def _right_place(self, right: Operand, one: Instruction) -> dict[str, Expr]:
+        """The same for columns: matrices are the first and the last steps of one instruction, then of the next."""
+        if right.is_along and one.is_of_bytes:
+            return {right.thread: self._lane((1, 8, 2), (16, 2, 1)), right.step: self._lane((8, 2, 16))}
+        if right.is_along:
+            return {right.thread: self._lane((16, 2, 8), (1, 8, 1)), right.step: self._lane((8, 2, 8))}
+        if one.is_of_bytes:
+            return {right.thread: integer(0), right.step: self._lane((8, 2, 16), (16, 2, 2), (2, 4, 4), (1, 2, 1))}
+        return {right.thread: self._lane((16, 2, 8)), right.step: self._lane((8, 2, 8), (1, 8, 1))}
+
+    def _fetch(self, name: str, side: Operand, place: Mapping[str, Expr], per: int, one: Instruction) -> Iterator[str]:
+        """An operand's fragments, from shared memory."""
+        turned = "" if side.is_along else "_t"
+        source = self._x.element(side.load.buffer, side.at(place)).text
+        target = f"{name}[{self._number(side, per)}]"
+        lines = [f"po_ldmatrix_x4{turned}({target}, &{source});"]
+        if turned and one.is_of_bytes:
+            pairs = ((0, 1), (2, 3)) if side.thread == self._row_thread else ((0, 2), (1, 3))
+            lines += [f"po_unzip({target}[{even}], {target}[{odd}]);" for even, odd in pairs]
+        yield from self._over(side, per, lines)
+
+    def _multiply(
+        self, store: Store, left: Operand, right: Operand, fragments: Sequence[str], one: Instruction
+    ) -> Iterator[str]:
+        """The instructions, one for each pair of fragments."""
+        width = 2 // one.row_width
+        first: dict[str, Expr] = {loop.var: integer(0) for side in (left, right) if (loop := side.lane) is not None}
+        if one.is_of_bytes:
+            assert left.lane is not None and right.lane is not None
+            half = self._unused("half", "")
+            self._x.ranges[half], self._shared.names[half] = (integer(0), integer(1)), half  # type: ignore[index]  # own
+            below: dict[str, Expr] = {left.lane.var: integer(1)}
+            other: dict[str, Expr] = {right.lane.var: index_var(half)}
+            step = "<2>"
+            operand = f"&{fragments[1]}[{self._number(right, 1)}][{half} * 2]"
+        else:
+            assert left.group is not None and right.group is not None
+            half, other, step = "", {}, ""
+            below = {left.group.var: folded("add", index_var(left.group.var), integer(1))}
+            group = self._shared.names[right.group.var]
+            operand = f"&{fragments[1]}[{group} / 2][{group} % 2 * 2]"
+        upper, lower = (
+            self._x.element(store.buffer, tuple(substitute(i, {**first, **other, **here}) for i in store.indices)).text
+            for here in ({}, below)
+        )
+        line = f"{one.helper}{step}(&{upper}, &{lower}, {fragments[0]}[{self._number(left, width)}], {operand});"
+        lines = [line]
+        if half:
+            lines = ["#pragma unroll", f"for (int {half} = 0; {half} < 2; ++{half}) {line}"]
+        yield from self._over(left, width, list(self._over(right, 1, lines)))
+
+    def _over(self, side: Operand, step: int, lines: Sequence[str]) -> Iterator[str]:
+        """Lines for every `step` groups of points."""
+        if side.group is None:
+            yield from lines
+            return
+        var = self._var(side.group)
+        more = f"++{var}" if step == 1 else f"{var} += {step}"
+        yield "#pragma unroll"
+        yield f"for (int {var} = 0; {var} < {side.groups}; {more}) {{{comment(side.group)}"
+        yield from indented(lines)
+        yield "}"
+
+    def _number(self, side: Operand, step: int) -> str:
+        """The number of a fragment."""
+        if side.group is None:
+            return "0"
+        var = self._var(side.group)
+        return var if step == 1 else f"{var} / {step}"
+
+
+def _uses(load: Load, var: str) -> bool:
+    return any(node == index_var(var) for index in load.indices for node in walk_expr(index))
