@@ -19,7 +19,7 @@ from polyopt.codegen_c.lanes import LanePlanner
 from polyopt.codegen_c.llvm_text import Function, Module, Value
 from polyopt.codegen_c.memory import Place
 from polyopt.codegen_c.statements import Statements
-from polyopt.codegen_c.values import Linear, binary, compare, convert, int64, intrinsic, linear, scalar_of, splat
+from polyopt.codegen_c.values import Linear, binary, compare, int64, intrinsic, linear, scalar_of, splat
 from polyopt.dots import Dot
 from polyopt.dsl.ir import Const
 from polyopt.dtypes import DType
@@ -257,23 +257,23 @@ class _Outline:
             f.write(f.instruction(f"getelementptr i64, {block}, i64 {number}", "ptr", 1, [block]), value)
         size = max(1, self.loop.chunk)
         chunks = binary(f, "udiv", binary(f, "add", count, int64(size - 1)), int64(size))
-        chunks = convert(f, "trunc", intrinsic(f, "smin", chunks, int64(MOST_CHUNKS)), "i32")
+        chunks = intrinsic(f, "smin", chunks, int64(MOST_CHUNKS))
         pool = self.outer.word(abi.POOL_RUN, "ptr")
         has_pool = f.instruction(f"icmp ne {pool}, null", "i1", 1, [pool])
         f.branch(
             has_pool,
             lambda: f.line(f"call void {pool.text}(ptr @{self.symbol}, {block}, {chunks})"),
-            lambda: f.line(f"call void @{self.symbol}({block}, i32 0, i32 1, i32 0)"),
+            lambda: f.line(f"call void @{self.symbol}({block}, i64 0, i64 1, i64 0)"),
         )
         f.clobber(x.places)
 
     def write_body(self) -> None:
         kernel = self.outer.kernel
-        parameters = [("ptr", "block"), ("i32", "chunk"), ("i32", "chunks"), ("i32", "slot")]
+        parameters = [("ptr", "block"), ("i64", "chunk"), ("i64", "chunks"), ("i64", "slot")]
         f = Function(kernel.module, self.symbol, parameters, linkage="internal")
         block = Value("%block", "ptr")
         words = f.load("ptr", 1, block, 8, "")
-        chunk, chunks, slot = (convert(f, "sext", Value(f"%{n}", "i32"), "i64") for n in ("chunk", "chunks", "slot"))
+        chunk, chunks, slot = (Value(f"%{name}", "i64") for name in ("chunk", "chunks", "slot"))
         writer = _FunctionWriter(kernel, f, words, slot=slot, is_worker=True)
         env = dict(writer.sizes)
         for number, name in enumerate(self.variables, 1):
