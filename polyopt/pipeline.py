@@ -406,9 +406,12 @@ class Lowering:
     def module(self) -> LlvmModule:
         """The LLVM IR of the kernel."""
         target = self.options.target
-        instructions = available(target)
         module = emit.emit(
-            self.loops, vector_bits=target.vector_bits, numerics=self.options.numerics, dots=instructions
+            self.loops,
+            vector_bits=target.vector_bits,
+            numerics=self.options.numerics,
+            dots=available(target),
+            has_scaling=target.has("avx512f"),
         )
         _STAGE_LOGS["codegen"].debug("%s:\n%s", self.program.name, self.loops)
         return module

@@ -72,14 +72,22 @@ class LlvmModule:
     private_bytes: int | Expr
 
 
-def emit(program: LoopProgram, *, vector_bits: int, numerics: str = "default", dots: Sequence[Dot] = ()) -> LlvmModule:
+def emit(
+    program: LoopProgram,
+    *,
+    vector_bits: int,
+    numerics: str = "default",
+    dots: Sequence[Dot] = (),
+    has_scaling: bool = False,
+) -> LlvmModule:
     """The kernel of a verified loop program.
 
     vector_bits: width of the vectors to use; 128, 256 or 512
     dots:        the instructions that the processor has for groups
     numerics:    "strict" contracts no multiply-add; "default" does; "fast" also lets LLVM reassociate
+    has_scaling: whether the processor scales vectors of 512 bits by powers of two, as AVX-512 does
     """
-    kernel = _Kernel(program, vector_bits, _FLAGS[numerics], dots)
+    kernel = _Kernel(program, _FLAGS[numerics], dots, _Math(vector_bits, has_scaling), Module(vector_bits))
     kernel.write()
     return LlvmModule(kernel.text(), kernel.entry, _folded(kernel.shared_bytes), _folded(kernel.private_bytes))
 
@@ -91,16 +99,16 @@ def _folded(size: Expr) -> int | Expr:
 class _Kernel:
     """The module under construction."""
 
-    def __init__(self, program: LoopProgram, vector_bits: int, flags: str, dots: Sequence[Dot]) -> None:
+    def __init__(self, program: LoopProgram, flags: str, dots: Sequence[Dot], functions: _Math, module: Module) -> None:
         self.dots = dots
         self.program = program
         self.entry = f"polyopt_{''.join(c if c.isalnum() else '_' for c in program.name)}"
         self.flags = flags
-        self.module = Module(vector_bits)
-        self.math = _Math(vector_bits)
+        self.module = module
+        self.math = functions
         allocated = [inner.buffer for inner in walk(program.body) if isinstance(inner, Alloc)]
         buffers = (*program.arguments, *program.workspace, *allocated)
-        self.lanes = LanePlanner(vector_bits, {buffer.name: buffer.dtype for buffer in buffers})
+        self.lanes = LanePlanner(module.vector_bits, {buffer.name: buffer.dtype for buffer in buffers})
         self.shared_offsets, self.shared_bytes = workspace.offsets(program.workspace)
         self.private_bytes = workspace.private_bytes(program.body)
 
@@ -124,14 +132,15 @@ class _Kernel:
 class _Math:
     """The vector math functions that a module uses. They are opened with the first: few kernels use any."""
 
-    def __init__(self, vector_bits: int) -> None:
+    def __init__(self, vector_bits: int, has_scaling: bool) -> None:
         self._attributes = f'"prefer-vector-width"="{vector_bits}"'
+        self._has_scaling = has_scaling
         self._module: vmath.LlvmModule | None = None
 
     def call(self, f: Function, name: str, dtype: DType, operands: list[Value]) -> Value:
         from polyopt.codegen_c import vmath
 
-        self._module = self._module or vmath.LlvmModule(attributes=self._attributes)
+        self._module = self._module or vmath.LlvmModule(self._attributes, self._has_scaling)
         lanes = max(operand.lanes for operand in operands)
         values = [splat(f, operand, lanes) for operand in operands]
         builder = vmath.LlvmBuilder(f.pure_text, dtype, lanes, self._module)

@@ -107,6 +107,7 @@ class Module:
     def __init__(self, vector_bits: int) -> None:
         self._attributes = f'attributes #0 = {{ nounwind "prefer-vector-width"="{vector_bits}" }}'
         self.has_half = vector_bits >= 256  # every machine with AVX2 converts f16 in hardware
+        self.vector_bits = vector_bits
         self.has_past = False
         self._functions: list[str] = []
         self._declarations: dict[str, str] = {}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
+from polyopt.codegen_c import divisions
 from polyopt.codegen_c.conversions import rounded
 from polyopt.codegen_c.llvm_text import Function, Value
 from polyopt.codegen_c.values import (
@@ -57,6 +58,12 @@ def apply(f: Function, name: str, dtype: DType, operands: list[Value], math: Mat
 
 def _arithmetic(opcode: str) -> Emit:
     return lambda f, a, b: binary(f, opcode, a, b, f.flags)
+
+
+def _quotient(f: Function, a: Value, b: Value) -> Value:
+    if divisions.is_worth(f, a, b) and "arcp" not in f.flags:
+        return divisions.divided(f, a, b)
+    return binary(f, "fdiv", a, b, f.flags)
 
 
 def _float_compare(predicate: str) -> Emit:
@@ -125,7 +132,7 @@ _FLOAT: Mapping[str, Emit] = {
     "add": _arithmetic("fadd"),
     "sub": _arithmetic("fsub"),
     "mul": _arithmetic("fmul"),
-    "truediv": _arithmetic("fdiv"),
+    "truediv": _quotient,
     "floordiv": _float_floordiv,
     "mod": _float_mod,
     "minimum": partial(_extremum, predicate="olt"),

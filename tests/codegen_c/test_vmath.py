@@ -17,6 +17,7 @@ from polyopt.codegen_c.vmath import numpy as vmath_numpy
 from polyopt.codegen_c.vmath.builder import F32, Builder
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dtypes import f32, f64
+from polyopt.target import host
 from tests.codegen_c.vmath_support import (
     Array,
     around,
@@ -306,3 +307,13 @@ def test_c_functions_are_named_after_their_dtype() -> None:
     symbol, text = c_source.function("tanh", "f64")
     assert symbol == "polyopt_tanh_f64"
     assert text.startswith("static inline double polyopt_tanh_f64(double x0)\n{")
+
+
+@pytest.mark.skipif(not host().has("avx512f"), reason="only AVX-512 scales at once")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["exp", "exp2", "tanh", "sinh", "cosh", "expm1", "sigmoid"])
+def test_scaling_at_once_gives_the_bits_of_two_factors(name: str, dtype: str) -> None:
+    lanes, x = (16 if dtype == "float32" else 8), arguments(dtype)
+    x = x[: len(x) // lanes * lanes]
+    plain, scaled = (llvm_instance(name, dtype, lanes, has_scaling=has) for has in (False, True))
+    assert same_bits(plain(x), scaled(x)).all()

@@ -22,9 +22,9 @@ Array = NDArray[Any]
 Kernel = Callable[..., Array]
 
 
-def llvm_instance(name: str, dtype: str, lanes: int, *, native: bool = True) -> Kernel:
+def llvm_instance(name: str, dtype: str, lanes: int, *, native: bool = True, has_scaling: bool = False) -> Kernel:
     """The LLVM code of `lanes` lanes, compiled for this machine or for any of its kind, in a loop over the array."""
-    return _as_kernel(_address_llvm(name, dtype, lanes, native), FUNCTIONS[name].arity, dtype, lanes)
+    return _as_kernel(_address_llvm(name, dtype, lanes, native, has_scaling), FUNCTIONS[name].arity, dtype, lanes)
 
 
 def c_instance(name: str, dtype: str) -> Kernel:
@@ -53,10 +53,10 @@ _LIBRARIES: list[ctypes.CDLL] = []
 
 
 @functools.cache
-def _address_llvm(name: str, dtype: str, lanes: int, native: bool) -> int:
+def _address_llvm(name: str, dtype: str, lanes: int, native: bool, has_scaling: bool) -> int:
     cpu, features = (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()) if native else ("", "")
     attributes = f'"target-cpu"="{cpu}" "target-features"="{features}"' if native else ""
-    engine = _engine(llvm_loop(name, dtype, lanes, attributes), cpu, features)
+    engine = _engine(llvm_loop(name, dtype, lanes, attributes, has_scaling), cpu, features)
     _ENGINES.append(engine)
     return int(engine.get_function_address("loop"))
 
@@ -64,7 +64,7 @@ def _address_llvm(name: str, dtype: str, lanes: int, native: bool) -> int:
 _SUFFIX = {"float32": "f32", "float64": "f64"}
 
 
-def llvm_loop(name: str, dtype: str, lanes: int, attributes: str = "") -> str:
+def llvm_loop(name: str, dtype: str, lanes: int, attributes: str = "", has_scaling: bool = False) -> str:
     """A module with `void loop(i64 count, ptr x0, ..., ptr result)`; count is a multiple of the lanes."""
     element = {"float32": "float", "float64": "double"}[dtype]
     kind = element if lanes == 1 else f"<{lanes} x {element}>"
@@ -75,7 +75,7 @@ def llvm_loop(name: str, dtype: str, lanes: int, attributes: str = "") -> str:
         lines.append(f"  %v{len(lines)} = {text}")
         return f"%v{len(lines) - 1}"
 
-    module = LlvmModule(attributes=attributes)
+    module = LlvmModule(attributes, has_scaling)
     builder = LlvmBuilder(emit, from_name(_SUFFIX[dtype]), lanes, module)
     arity = FUNCTIONS[name].arity
     operands = []

@@ -156,6 +156,11 @@ class CBuilder:
     def narrow(self, a: str) -> str:
         return a if self.format is F64 else self._float(f"(float){a}")
 
+    has_scaling = False
+
+    def scaled(self, value: str, n: str) -> str:
+        raise AssertionError("the factors are multiplied here")
+
     # --- masks ---
 
     def mask_and(self, a: str, b: str) -> str:

@@ -98,8 +98,11 @@ def scale(b: Builder[V], value: V, rounded: V) -> V:
     """value * 2**n from a rounded sum with twice the format's bias, for any n that the ranges above allow.
 
     The biased sum is halved, once downwards and once upwards; each half is an exponent. NaN passes, because the
-    factors are multiplied and not added to the exponent.
+    factors are multiplied and not added to the exponent. The first product is exact and the second rounds, as the
+    one instruction of some processors does.
     """
+    if b.has_scaling:
+        return b.scaled(value, b.fsub(rounded, rounder_with(b, double_bias(b.format))))
     fraction = b.iconst(b.format.fraction)
     sum_bits = b.as_int(rounded)
     lower = b.lshr(sum_bits, b.iconst(1))

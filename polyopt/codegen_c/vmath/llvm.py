@@ -31,9 +31,11 @@ class LlvmModule:
     constants:    lookup tables, one line each
     definitions:  helper functions, name to text
     attributes:   function attributes put on each helper (`"target-cpu"="..."`), as the caller's functions have
+    has_scaling:  whether vectors of 512 bits are those of AVX-512, which scales by powers of two
     """
 
     attributes: str = ""
+    has_scaling: bool = False
     declarations: set[str] = field(default_factory=set)
     constants: set[str] = field(default_factory=set)
     definitions: dict[str, str] = field(default_factory=dict)
@@ -159,6 +161,16 @@ class LlvmBuilder:
         return a if self.format is F64 else self._emit(f"fptrunc {self._lanes_of('double')} {a} to {self._float}")
 
     # --- masks ---
+
+    @property
+    def has_scaling(self) -> bool:
+        return self.module.has_scaling and self.lanes * self.format.bits == 512
+
+    def scaled(self, value: str, n: str) -> str:
+        kind, mask = self._float, f"i{max(self.lanes, 8)}"
+        name = f"@llvm.x86.avx512.mask.scalef.{'ps' if self.format is F32 else 'pd'}.512"
+        self.module.declarations.add(f"declare {kind} {name}({kind}, {kind}, {kind}, {mask}, i32)")
+        return self._emit(f"call {kind} {name}({kind} {value}, {kind} {n}, {kind} {value}, {mask} -1, i32 4)")
 
     def mask_and(self, a: str, b: str) -> str:
         return self._emit(f"and {self._mask} {a}, {b}")

@@ -146,6 +146,11 @@ class NumpyBuilder:
     def narrow(self, a: Array) -> Array:
         return a.astype(self.float_dtype)
 
+    has_scaling = False
+
+    def scaled(self, value: Array, n: Array) -> Array:
+        raise AssertionError("the factors are multiplied here")
+
     # --- masks ---
 
     def mask_and(self, a: Array, b: Array) -> Array:
