@@ -25,11 +25,11 @@ many entries there are, then their addresses. An entry describes one kind of cal
           a number;
           for each argument to write to, for each argument: whether they may be the same memory
 
-The first entry that fits the arguments is run: results are made, workspace is taken from the stack, the GIL is released
-around the kernel. The value is the result, or the last argument where results are arguments; None where no entry fits,
-and the caller takes the careful way. Nothing that the function reads changes or goes while it runs: whoever calls it
-holds it, it holds `self`, and `self` holds the entries (`fastcall.py`). The offsets are those of CPython's and NumPy's
-C structures; `fastcall.py` tries the whole on examples before it trusts it.
+The first entry that fits the arguments is run: results are made, workspace is taken from the stack or the C library,
+the GIL is released around the kernel. The value is the result, or the last argument where results are arguments; None
+where no entry fits, and the caller takes the careful way. Nothing that the function reads changes or goes while it
+runs: whoever calls it holds it, it holds `self`, and `self` holds the entries (`fastcall.py`). The offsets are those of
+CPython's and NumPy's C structures; `fastcall.py` tries the whole on examples before it trusts it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ CALL = "fast_call"
 TRIAL = "trial_kernel"
 
 STACK_BYTES = 1 << 16
-"""More workspace than this is not taken from the stack: such calls take the careful way."""
+"""More workspace than this comes from the C library, which keeps memory of that size at hand."""
+
+HEAP_BYTES = 1 << 20
+"""More than this is neither: such calls take the careful way, some microseconds longer."""
 
 FIRST_DESCRIPTION = 15
 ARRAY, FLOAT_F64, FLOAT_F32, INT, INT_F64, INT_F32, SAME, WRITTEN = range(8)
@@ -48,7 +51,7 @@ ARRAY, FLOAT_F64, FLOAT_F32, INT, INT_F64, INT_F32, SAME, WRITTEN = range(8)
 
 def fast_call_ir() -> str:
     """The module: `fast_call`, and `trial_kernel` (`out[0] = x[0] + parameter`, given x, y and out) to try it with."""
-    return _MODULE.substitute(stack=STACK_BYTES, first=FIRST_DESCRIPTION)
+    return _MODULE.substitute(stack=STACK_BYTES, heap=HEAP_BYTES, first=FIRST_DESCRIPTION)
 
 
 _MODULE = Template("""\
@@ -63,6 +66,8 @@ declare i64 @PyLong_AsLongLongAndOverflow(ptr, ptr)
 declare ptr @Py_BuildValue(ptr, ...)
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
+declare ptr @PyMem_RawMalloc(i64)
+declare void @PyMem_RawFree(ptr)
 @three = private constant [6 x i8] c"(LLL)\\00"
 
 define internal i64 @word(ptr %words, i64 %position) alwaysinline {
@@ -410,7 +415,7 @@ threads:
   %private = call i64 @word(ptr %entry_words, i64 5)
   %privates = mul i64 %workers, %private
   %bytes = add i64 %shared, %privates
-  %small = icmp ule i64 %bytes, $stack
+  %small = icmp ule i64 %bytes, $heap
   br i1 %small, label %prepare, label %nothing
 nothing:
   %none = call ptr @none()
@@ -440,7 +445,28 @@ result_made:
   %r1 = add i64 %r, 1
   br label %next_result
 fill:
-  %workspace = alloca i8, i64 %bytes, align 64
+  %is_little = icmp ule i64 %bytes, $stack
+  br i1 %is_little, label %from_stack, label %from_heap
+from_stack:
+  %stacked = alloca i8, i64 %bytes, align 64
+  br label %has_workspace
+from_heap:
+  %room = add i64 %bytes, 64
+  %heap = call ptr @PyMem_RawMalloc(i64 %room)
+  %no_heap = icmp eq ptr %heap, null
+  br i1 %no_heap, label %leave, label %align
+leave:
+  call void @drop(ptr %results, i64 %made)
+  br label %nothing
+align:
+  %heap_word = ptrtoint ptr %heap to i64
+  %heap_above = add i64 %heap_word, 63
+  %heap_line = and i64 %heap_above, -64
+  %aligned = inttoptr i64 %heap_line to ptr
+  br label %has_workspace
+has_workspace:
+  %workspace = phi ptr [ %stacked, %from_stack ], [ %aligned, %align ]
+  %owned = phi ptr [ null, %from_stack ], [ %heap, %align ]
   %record = alloca [3 x i64], align 8
   store [3 x i64] zeroinitializer, ptr %record
   %length = add i64 %arrays, %parameters
@@ -456,7 +482,7 @@ fill:
   %pointers = getelementptr i64, ptr %words, i64 4
   br label %next_array
 next_array:
-  %k = phi i64 [ 0, %fill ], [ %k1, %placed ]
+  %k = phi i64 [ 0, %has_workspace ], [ %k1, %placed ]
   %more_arrays = icmp slt i64 %k, %arrays
   br i1 %more_arrays, label %array, label %next_parameter
 array:
@@ -504,6 +530,7 @@ launch:
   %kernel = call ptr @pointer_word(ptr %entry_words, i64 0)
   %thread = call ptr @PyEval_SaveThread()
   call void %kernel(ptr %words)
+  call void @PyMem_RawFree(ptr %owned)
   call void @PyEval_RestoreThread(ptr %thread)
   %site = load i64, ptr %record
   %is_error = icmp ne i64 %site, 0

@@ -15,6 +15,10 @@ State, all in globals of one loaded copy; the first four lines share a cache lin
 A worker that finds nothing to do watches for a while: from asleep it takes tens of microseconds to be at work, longer
 than many a region. Between looks it offers its core to others, so that watching costs nobody anything but power.
 
+Claims are numbered as they come, and go round the threads' stretches of neighbouring chunks. As long as threads keep
+step each walks its own stretch: they write to one line of the cache only where stretches meet, and the next region
+finds a thread's part of an array in its core's cache. One that falls behind leaves chunks of its stretch to the others.
+
 Why a late worker can do no harm: it claims by a decrement of @remaining and reads the region only afterwards. A region
 cannot end, nor another begin, while a claimed chunk is unfinished, so what it reads belongs to the chunk it claimed.
 Why no wake-up is lost: the caller bumps @generation and then reads @asleep; a worker raises @asleep and then lets the
@@ -120,6 +124,26 @@ declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(i64)
 declare i32 @pthread_sigmask(i32, ptr, ptr)
 
+; The chunk that the claim of this number gets: claims go round stretches of neighbouring chunks, one for each thread.
+define internal i64 @place(i64 %number, i64 %chunks) #0 {
+entry:
+  %threads64 = load i64, ptr @threads
+  %threads = trunc i64 %threads64 to i32
+  %claim = trunc i64 %number to i32
+  %all = trunc i64 %chunks to i32
+  %stretch = urem i32 %claim, %threads
+  %round = udiv i32 %claim, %threads
+  %each = udiv i32 %all, %threads
+  %longer = urem i32 %all, %threads
+  %is_longer = icmp ult i32 %stretch, %longer
+  %before = select i1 %is_longer, i32 %stretch, i32 %longer
+  %whole = mul i32 %stretch, %each
+  %first = add i32 %whole, %before
+  %chunk = add i32 %first, %round
+  %result = zext i32 %chunk to i64
+  ret i64 %result
+}
+
 ; Claims and runs chunks until none is left, and then says how many it has run.
 define internal void @work(i64 %slot) #0 {
 entry:
@@ -144,7 +168,8 @@ call:
   %body = load ptr, ptr @body
   %context = load ptr, ptr @context
   %chunks = load i64, ptr @chunks
-  %chunk = sub nsw i64 %chunks, %left
+  %number = sub nsw i64 %chunks, %left
+  %chunk = call i64 @place(i64 %number, i64 %chunks)
   call void %body(ptr %context, i64 %chunk, i64 %chunks, i64 %slot)
   %ran1 = add nuw nsw i64 %ran, 1
   br label %look

@@ -16,7 +16,7 @@ import polyopt as po
 from polyopt import f32
 from polyopt.runtime import fastcall, jit
 from polyopt.runtime.fastcall import Entries, Entry, Results
-from polyopt.runtime.fastcall_ir import CALL, STACK_BYTES, TRIAL, fast_call_ir
+from polyopt.runtime.fastcall_ir import CALL, HEAP_BYTES, STACK_BYTES, TRIAL, fast_call_ir
 from polyopt.runtime.objects import LoadedCode
 from polyopt.target import preset
 
@@ -92,10 +92,12 @@ def test_entries_are_tried_latest_first_and_the_oldest_are_forgotten(code: Loade
 
 def test_large_workspace_is_left_to_the_careful_way(code: LoadedCode) -> None:
     entries = Entries(code)
-    entries.add(entry(code, X, Y, workspace=(STACK_BYTES, 1)))
+    entries.add(entry(code, X, Y, workspace=(HEAP_BYTES, 1)))
     assert entries.call(X, Y) is None
-    entries.add(entry(code, X, Y, workspace=(STACK_BYTES, 0)))
-    assert entries.call(X, Y) is not None
+    for workspace in ((STACK_BYTES, 0), (STACK_BYTES, 1), (1, HEAP_BYTES - 1)):
+        entries = Entries(code)
+        entries.add(entry(code, X, Y, workspace=workspace))
+        assert all(entries.call(X, Y) is not None for _ in range(100))
 
 
 def test_no_reference_is_lost_or_kept(code: LoadedCode) -> None:

@@ -190,3 +190,35 @@ def test_idle_workers_watch_for_a_while_and_then_sleep(count: Counting) -> None:
     time.sleep(0.2)
     assert time.process_time() - before < 0.05
     pools.set_num_threads(1)
+
+
+# places(pool_run, words, chunks): chunk k stores the number of its claim in word k; the last word counts them
+PLACES = """
+define internal void @body(ptr %words, i64 %chunk, i64 %chunks, i64 %slot) {
+  %q = getelementptr i64, ptr %words, i64 %chunks
+  %claim = atomicrmw add ptr %q, i64 1 monotonic
+  %p = getelementptr i64, ptr %words, i64 %chunk
+  store i64 %claim, ptr %p
+  ret void
+}
+define void @places(ptr %pool_run, ptr %words, i64 %chunks) {
+  call void %pool_run(ptr @body, ptr %words, i64 %chunks)
+  ret void
+}
+"""
+
+
+@pytest.mark.parametrize("chunks", [3, 4, 7, 64])
+def test_threads_that_keep_step_walk_stretches_of_their_own(chunks: int) -> None:
+    code = jit.load_object(jit.compile_object(PLACES, host()), ["places"])
+    places = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(code.addresses["places"])
+    pools = pool.Pools()
+    pools.set_num_threads(2)
+    first = []
+    for _ in range(50):
+        words = (ctypes.c_int64 * (chunks + 1))()
+        places(pools.current().run, words, chunks)
+        assert sorted(words) == [*range(chunks), chunks]
+        first.append({chunk for chunk in range(chunks) if words[chunk] < 2})
+    assert {0, (chunks + 1) // 2} in first
+    pools.set_num_threads(1)
