@@ -1,23 +1,29 @@
-"""How a block works on its tile of a contraction: pieces of the sum, and the slots that they go through.
+"""Tiles of contractions: which loops they are of, how large, and how a block sums up its own.
 
-Operands come to shared memory in pieces of the sum, whose copies run ahead in a ring where the machine copies
-asynchronously and shared memory has room.
+A tile is as large as leaves enough blocks for the GPU. Tensor cores sum it up where an instruction does what the
+equations say; the plan has the reason where none does. Operands come to shared memory in pieces of the sum, whose
+copies run ahead in a ring where the machine copies asynchronously and shared memory has room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Literal
 
-from polyopt.codegen_cuda.cost import access_bytes
+from polyopt.classes import dataclass
+from polyopt.codegen_cuda.cost import SECTOR_BYTES, access_bytes, power_above
 from polyopt.codegen_cuda.instructions import Instruction, instruction_of
-from polyopt.codegen_cuda.plan import Contraction
+from polyopt.codegen_cuda.plan import Contraction, CudaNest
 from polyopt.codegen_cuda.rings import slots_of
 from polyopt.dsl.affine import Affine, axes_of
 from polyopt.dsl.ir import Cast, DataIndex, Expr, Op, Read
+from polyopt.dtypes import DType
 from polyopt.poly.roles import roles_of
 from polyopt.poly.scop import Scop, Statement
+from polyopt.poly.tree import Loop, Tree, statements
 from polyopt.target import STATIC_SHARED_BYTES, GpuTarget
+from polyopt.tiling.cost import axis_of
 from polyopt.tiling.extents import Extents
 
 TILES = (128, 64, 32)
@@ -39,34 +45,83 @@ ASYNCHRONOUS = (8, 0)
 """The first GPUs that copy to shared memory on their own."""
 
 
-def decide(
-    scop: Scop,
-    extents: Extents,
-    target: GpuTarget,
-    name: str,
-    axes: tuple[str, str],
-    sides: tuple[int, int],
-    *,
-    products: Products,
-) -> Contraction:
-    """How a block sums up its tile.
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Decides about the tiles of a scop's contractions. products: instructions that may be used"""
 
-    name: the update; axes: those of the tile's sides, rows first; products: instructions that may be used
-    """
-    statement = scop.statement(name)
-    depth = max(roles_of(statement).reduced, key=lambda axis: extents.axis(name, axis))
-    steps = extents.axis(name, depth)
-    item = max((scop.array(access.read.tensor).dtype.itemsize for access in statement.reads), default=4)
-    piece = max(1, min(PIECE_BYTES // item, steps))
-    one, reason = _instruction(statement, target, axes, depth, products)
-    if one is not None:
-        piece = -(-piece // one.steps) * one.steps
-        pieces, taken = -(-steps // piece), sum(side * piece * one.left.itemsize for side in sides)
-    else:
-        copies = (_copy_bytes(scop, access.read, axes, sides, depth, piece) for access in statement.reads)
-        pieces, taken = steps // piece, sum(copies)
-    slots = slots_of(taken, pieces, STATIC_SHARED_BYTES) if target.capability >= ASYNCHRONOUS else 1
-    return Contraction(name, piece, slots, one, reason)
+    scop: Scop
+    extents: Extents
+    target: GpuTarget
+    products: Products
+
+    def nest(self, head: Loop, order: Sequence[Loop], body: Tree) -> CudaNest | None:
+        """Tiles of two loops of which a contraction reads one operand along each; None where there are none."""
+        for name in statements(body):
+            columns = self.stored_along(order, name)
+            order = [*(loop for loop in order if loop is not columns), columns]
+            shape, column = roles_of(self.scop.statement(name)), axis_of(columns.row(name))
+            if not shape.contraction or column is None:
+                continue
+            for rows in reversed(order[:-1]):
+                row = axis_of(rows.row(name))
+                if row is None or not any(row in r and column not in r for r in shape.reuse):
+                    continue
+                if any(column in r and row not in r for r in shape.reuse):
+                    return self.tiled(head, order, rows, name, (row, column))
+        return None
+
+    def stored_along(self, order: Sequence[Loop], name: str) -> Loop:
+        """The loop along which results are contiguous: operands come through shared memory, however they lie."""
+        statement = self.scop.statement(name)
+        own = self.scop.array(statement.array).dtype
+        return min(reversed(order), key=lambda loop: _stride_cost(statement, own, axis_of(loop.row(name))))
+
+    def tiled(self, head: Loop, order: Sequence[Loop], rows: Loop, name: str, axes: tuple[str, str]) -> CudaNest | None:
+        """The largest tile with enough blocks; its sums have to fit a thread's registers."""
+        columns = order[-1]
+        item = self.scop.array(self.scop.statement(name).array).dtype.itemsize
+        others = prod(self.extent(loop) for loop in order if loop not in (rows, columns))
+        found: tuple[int, int] | None = None
+        for points in TILES[1:] if item > 4 else TILES:
+            sides = tuple(min(points, power_above(self.extent(loop))) for loop in (rows, columns))
+            if min(sides) < TILES[-1]:
+                continue
+            found = sides[0], sides[1]
+            if others * -(-self.extent(rows) // sides[0]) * -(-self.extent(columns) // sides[1]) >= self.target.sms:
+                break
+        if found is None:
+            return None
+        chunks = tuple(found[0] if loop is rows else found[1] if loop is columns else 1 for loop in order)
+        side, other = (loop.name.partition("#")[0] for loop in (rows, columns))
+        reason = f"{side} by {other} in registers, operands in shared memory"
+        names = tuple(loop.name for loop in order)
+        return CudaNest(head.name, "tiles", names, chunks, reason=reason, contraction=self.plan(name, axes, found))
+
+    def extent(self, loop: Loop) -> int:
+        return max(self.extents.row(name, row) for name, row in loop.rows)
+
+    def plan(self, name: str, axes: tuple[str, str], sides: tuple[int, int]) -> Contraction:
+        """How a block sums up its tile. name: the update; axes: those of the tile's sides, rows first"""
+        scop, statement = self.scop, self.scop.statement(name)
+        depth = max(roles_of(statement).reduced, key=lambda axis: self.extents.axis(name, axis))
+        steps = self.extents.axis(name, depth)
+        item = max((scop.array(access.read.tensor).dtype.itemsize for access in statement.reads), default=4)
+        piece = max(1, min(PIECE_BYTES // item, steps))
+        one, reason = _instruction(statement, self.target, axes, depth, self.products)
+        if one is not None:
+            piece = -(-piece // one.steps) * one.steps
+            pieces, taken = -(-steps // piece), sum(side * piece * one.left.itemsize for side in sides)
+        else:
+            copies = (_copy_bytes(scop, access.read, axes, sides, depth, piece) for access in statement.reads)
+            pieces, taken = steps // piece, sum(copies)
+        slots = slots_of(taken, pieces, STATIC_SHARED_BYTES) if self.target.capability >= ASYNCHRONOUS else 1
+        return Contraction(name, piece, slots, one, reason)
+
+
+def _stride_cost(statement: Statement, dtype: DType, axis: str | None) -> float:
+    """Bytes that a result moves along an axis; those that do not change along it are no neighbors."""
+    cost = access_bytes(statement.subscripts, dtype, axis)
+    return cost if cost >= dtype.itemsize else SECTOR_BYTES
 
 
 def _instruction(

@@ -16,14 +16,12 @@ from math import prod
 from typing import assert_never
 
 from polyopt.classes import dataclass
-from polyopt.codegen_cuda import contractions
-from polyopt.codegen_cuda.contractions import TILES, Products
+from polyopt.codegen_cuda.contractions import Products, Tiles
 from polyopt.codegen_cuda.cost import SECTOR_BYTES, access_bytes, power_above, statement_bytes
 from polyopt.codegen_cuda.plan import CudaMapping, CudaNest
 from polyopt.dsl.affine import Affine, axes_of
-from polyopt.dtypes import DType
 from polyopt.poly.roles import roles_of
-from polyopt.poly.scop import Scop, Statement
+from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, numbered, sequence, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import WARP, GpuTarget
@@ -60,7 +58,8 @@ def decide(scop: Scop, tree: Tree, target: GpuTarget, *, rows: bool = True, prod
     rows: whether threads may share loops inside a nest, and tiles of contractions
     products: which instructions of the tensor cores may be used
     """
-    planner = _Planner(scop, Extents(scop), target, rows, products)
+    extents = Extents(scop)
+    planner = _Planner(scop, extents, target, rows, Tiles(scop, extents, target, products))
     cut = tuple(planner.cuts(tree))
     return CudaMapping(tuple(planner.plans(separated(tree, cut))), cut)
 
@@ -71,7 +70,7 @@ class _Planner:
     extents: Extents
     target: GpuTarget
     has_rows: bool
-    products: Products
+    tiles: Tiles
 
     def plans(self, tree: Tree) -> Iterator[CudaNest]:
         match tree:
@@ -131,7 +130,9 @@ class _Planner:
             if LAUNCH_BYTES + rows < points:
                 return LAUNCH_BYTES + rows, self.rows(head, chain, shared, threads)
         order = [*(loop for loop in chain if loop is not lane), lane]
-        tiles = self.tiles(head, order, body)
+        tiles = None
+        if self.has_rows and not self.scop.sizes:
+            tiles = self.tiles.nest(head, order, body)
         if tiles is None:
             tiles = self.turned(head, chain, lane, body)
         if tiles is not None:
@@ -144,49 +145,6 @@ class _Planner:
         """Whether a contraction is at work with points enough: neighboring points share operands, rows would not."""
         heavy = [name for name in statements(body) if roles_of(self.scop.statement(name)).contraction]
         return bool(heavy) and around >= CONTRACTION_POINTS
-
-    def tiles(self, head: Loop, order: Sequence[Loop], body: Tree) -> CudaNest | None:
-        """Tiles of two loops of which a contraction reads one operand along each; None where there are none."""
-        for name in statements(body) if self.has_rows else ():
-            columns = self.stored_along(order, name)
-            order = [*(loop for loop in order if loop is not columns), columns]
-            shape, column = roles_of(self.scop.statement(name)), axis_of(columns.row(name))
-            if not shape.contraction or column is None or self.scop.sizes:
-                continue
-            for rows in reversed(order[:-1]):
-                row = axis_of(rows.row(name))
-                if row is None or not any(row in r and column not in r for r in shape.reuse):
-                    continue
-                if any(column in r and row not in r for r in shape.reuse):
-                    return self.tiled(head, order, rows, name, (row, column))
-        return None
-
-    def stored_along(self, order: Sequence[Loop], name: str) -> Loop:
-        """The loop along which results are contiguous: operands come through shared memory, however they lie."""
-        statement = self.scop.statement(name)
-        own = self.scop.array(statement.array).dtype
-        return min(reversed(order), key=lambda loop: _stride_cost(statement, own, axis_of(loop.row(name))))
-
-    def tiled(self, head: Loop, order: Sequence[Loop], rows: Loop, name: str, axes: tuple[str, str]) -> CudaNest | None:
-        """The largest tile with enough blocks; its sums have to fit a thread's registers."""
-        columns = order[-1]
-        item = self.scop.array(self.scop.statement(name).array).dtype.itemsize
-        others = self.count([loop for loop in order if loop not in (rows, columns)])
-        found: tuple[int, int] | None = None
-        for points in TILES[1:] if item > 4 else TILES:
-            sides = tuple(min(points, power_above(self.extent(loop))) for loop in (rows, columns))
-            if min(sides) < TILES[-1]:
-                continue
-            found = sides[0], sides[1]
-            if others * -(-self.extent(rows) // sides[0]) * -(-self.extent(columns) // sides[1]) >= self.target.sms:
-                break
-        if found is None:
-            return None
-        chunks = tuple(found[0] if loop is rows else found[1] if loop is columns else 1 for loop in order)
-        reason = f"{_base(rows.name)} by {_base(columns.name)} in registers, operands in shared memory"
-        plan = contractions.decide(self.scop, self.extents, self.target, name, axes, found, products=self.products)
-        names = tuple(loop.name for loop in order)
-        return CudaNest(head.name, "tiles", names, chunks, reason=reason, contraction=plan)
 
     def turned(self, head: Loop, chain: Sequence[Loop], lane: Loop, body: Tree) -> CudaNest | None:
         """Squares of two loops where results are contiguous along one and operands along the other; None where there
@@ -351,12 +309,6 @@ class _Planner:
             chunks.insert(0, min(left, power_above(self.extent(loop))))
             left //= chunks[0]
         return tuple(chunks)
-
-
-def _stride_cost(statement: Statement, dtype: DType, axis: str | None) -> float:
-    """Bytes that a result moves along an axis; those that do not change along it are no neighbors."""
-    cost = access_bytes(statement.subscripts, dtype, axis)
-    return cost if cost >= dtype.itemsize else SECTOR_BYTES
 
 
 def chain_of(head: Loop) -> tuple[list[Loop], Tree]:
