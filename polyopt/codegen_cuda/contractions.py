@@ -114,6 +114,8 @@ class Tiles:
         else:
             copies = (_copy_bytes(scop, access.read, axes, sides, depth, piece) for access in statement.reads)
             pieces, taken = steps // piece, sum(copies)
+        if pieces * piece >= steps:  # one ring goes through all loops of the sum
+            pieces *= prod(self.extents.axis(name, axis) for axis in roles_of(statement).reduced if axis != depth)
         slots = slots_of(taken, pieces, STATIC_SHARED_BYTES) if self.target.capability >= ASYNCHRONOUS else 1
         return Contraction(name, piece, slots, one, reason)
 

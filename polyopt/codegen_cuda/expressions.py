@@ -57,7 +57,9 @@ class CudaExpressions(CExpressions):
         return super().value(expr)
 
     def _index(self, expr: Op[Expr]) -> Text | None:
-        """Index arithmetic that plain C says, where the operands are not negative."""
+        """Index arithmetic that plain C says, where the operands are not negative; sums without parentheses."""
+        if expr.name == "add":
+            return Text(" + ".join(self.value(arg).within(_COMPARE) for arg in expr.args), _SUM)
         if expr.name in ("minimum", "maximum"):
             return Text(f"po_{expr.name[:3]}({', '.join(self.text(arg) for arg in expr.args)})")
         if expr.name in ("floordiv", "mod") and self._is_natural(expr.args[0]):

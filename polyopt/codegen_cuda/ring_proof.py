@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 import islpy as isl
 
 from polyopt.classes import dataclass
-from polyopt.codegen_cuda.rings import pieces_of, read, stores, written
+from polyopt.codegen_cuda.rings import is_once, pieces_of, read, stores, written
 from polyopt.dsl.ir import Const, Op, Var
 from polyopt.errors import LegalityError, ScheduleError
-from polyopt.loops.ir import Expr, For, If, Load, LoopProgram, Stmt, index_var, walk, walk_expr
+from polyopt.loops.ir import Expr, For, If, Load, LoopProgram, Stmt, index_var, substitute, walk, walk_expr
 
 _IN, _OUT, _SET = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.set
 
@@ -94,9 +94,12 @@ class _Prover:
 
 
 def _source(statements: Sequence[Stmt], buffer: str) -> tuple[Expr, ...]:
-    """The indices that a buffer's copy reads at."""
+    """The indices that a buffer's copy reads at, the names of a piece's place put in."""
     values = [store.value for store in stores(statements) if store.buffer == buffer]
-    return next(e.indices for value in values for e in walk_expr(value) if isinstance(e, Load))
+    found = next(e.indices for value in values for e in walk_expr(value) if isinstance(e, Load))
+    loops = [loop for statement in statements for loop in walk(statement) if isinstance(loop, For)]
+    names = {loop.var: loop.lower for loop in loops if loop.kind == "serial" and is_once(loop)}
+    return tuple(substitute(index, names) for index in found)
 
 
 def _conditions(statements: Sequence[Stmt]) -> Iterator[Expr]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from polyopt.classes import dataclass
-from polyopt.codegen_cuda.intervals import folded
+from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.dsl.ir import Op
 from polyopt.dtypes import bool_, i64
 from polyopt.loops.ir import Block, Expr, For, If, Load, Stmt, Store, index_var, integer, walk, walk_expr
@@ -30,7 +30,7 @@ def slots_of(piece_bytes: int, pieces: int, room: int) -> int:
 class Ring:
     """The pieces of `size` steps from `lower` to `upper` of a loop, through so many slots.
 
-    var: the variable that is the first step of a piece
+    var: the variable that is the first step of a piece; axis: what it scans, for the reader
     """
 
     var: str
@@ -47,7 +47,7 @@ class Ring:
 
     def slot(self, first: Expr) -> Expr:
         """The slot of the piece with this first step."""
-        piece = Op("floordiv", (folded("sub", first, self.lower), integer(self.size)), i64)
+        piece = folded("floordiv", folded("sub", first, self.lower), integer(self.size))
         return Op("mod", (piece, integer(self.slots)), i64)
 
     def around(self, copied: Callable[[Expr], Sequence[Stmt]], read: Stmt) -> Stmt:
@@ -62,7 +62,7 @@ class Ring:
         return Block((self._loop(self.lower, filled, fill), self._loop(self.lower, self.upper, steady)))
 
     def _loop(self, lower: Expr, upper: Expr, body: Stmt) -> For:
-        return For(self.var, lower, upper, body, self.size, "pipeline", f"{self.axis} block", self.slots)
+        return For(self.var, lower, upper, body, self.size, "pipeline", self.axis, self.slots)
 
 
 # --- what a loop does with its ring -------------------------------------------------------------------------------
@@ -77,8 +77,24 @@ def copies(statement: Stmt) -> bool:
             return bool(body) and all(copies(part) for part in body)
         case For(kind="block", chunk=0):
             return True
+        case For(kind="serial"):
+            return is_once(statement) and copies(statement.body)
         case _:
             return False
+
+
+def is_once(loop: For) -> bool:
+    """Whether a loop has one iteration: its variable is a name for the lower bound."""
+    return as_number(folded("sub", loop.upper, loop.lower)) == loop.step
+
+
+def around(statement: Stmt) -> tuple[list[For], Stmt]:
+    """The loops of one iteration around a statement, which are names for a piece's place, and the statement."""
+    names: list[For] = []
+    while isinstance(statement, For) and statement.kind == "serial" and is_once(statement):
+        names.append(statement)
+        statement = statement.body
+    return names, statement
 
 
 def pieces_of(loop: For) -> tuple[list[Stmt], list[Stmt]]:

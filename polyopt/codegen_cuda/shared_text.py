@@ -14,12 +14,13 @@ from polyopt.codegen_c.c_helpers import stored_type
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.launch import LaunchPrinter
 from polyopt.codegen_cuda.reductions import Reductions
-from polyopt.codegen_cuda.rings import pieces_of, read, written
-from polyopt.codegen_cuda.shapes import dims
-from polyopt.codegen_cuda.threads import INDENT, Names, indented
+from polyopt.codegen_cuda.rings import around, pieces_of, read, written
+from polyopt.codegen_cuda.shapes import dims, exprs
+from polyopt.codegen_cuda.threads import INDENT, Names, comment, indented
 from polyopt.codegen_cuda.vectors import note
+from polyopt.dsl.ir import Var
 from polyopt.errors import ScheduleError
-from polyopt.loops.ir import Block, Buffer, Expr, For, If, Stmt, integer, walk
+from polyopt.loops.ir import Block, Buffer, Expr, For, If, Stmt, integer, walk, walk_expr
 from polyopt.target import STATIC_SHARED_BYTES
 
 
@@ -168,8 +169,19 @@ class SharedPrinter(LaunchPrinter):
         if reads:
             yield from self._slot(loop, "slot", read(reads, targets).values())
         for statement in reads:
-            yield from self._thread(statement)
+            names, inner = around(statement)
+            yield from self._names(names, inner)
+            yield from self._thread(inner)
         self._x.named.clear()
+
+    def _names(self, loops: Sequence[For], body: Stmt) -> Iterator[str]:
+        """The values of loops of one iteration, as far as the body needs them."""
+        found = [e for statement in walk(body) for expr in exprs(statement) for e in walk_expr(expr)]
+        used = {e.name for e in found if isinstance(e, Var)}
+        for loop in loops:
+            note(self._known, loop)
+            if loop.var in used:
+                yield f"const {self._index} {self._var(loop)} = {self._x.text(loop.lower)};{comment(loop)}"
 
     def _ahead(self, statement: Stmt, loop: For, targets: Mapping[str, Expr]) -> Iterator[str]:
         """Copies that are on their way; nobody waits for them here."""
@@ -181,8 +193,12 @@ class SharedPrinter(LaunchPrinter):
                 yield f"if ({self._x.text(condition)}) {{"
                 yield from indented([*self._slot(loop, "next", targets.values()), *self._ahead(then, loop, targets)])
                 yield "}"
-            case For():
+            case For(kind="block"):
                 yield from self._dealt_to_all(statement)
+            case For():
+                names, inner = around(statement)
+                yield from self._names(names, inner)
+                yield from self._ahead(inner, loop, targets)
             case _:
                 raise AssertionError("copies are loops of all threads, one after the other")
 

@@ -9,9 +9,9 @@ stored, so that only the stores are guarded. Sources: [PPCG13] for footprints, [
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import gcd
+from math import gcd, prod
 
 from polyopt.codegen_cuda.contractions import ROW_PADDING
 from polyopt.codegen_cuda.intervals import as_number, folded
@@ -67,7 +67,7 @@ class Tiler:
         self._copies: dict[Load, Copy] = {}
         self._places: dict[tuple[str, str], str] = {}
         self._points = min(plan.piece, extent(depth) or 1)
-        self._slots = min(plan.slots, self._pieces())
+        self._slots = min(plan.slots, self._pieces() * self._rounds())
         self._slot: Expr = integer(0)
 
     def _pieces(self) -> int:
@@ -209,28 +209,67 @@ class Tiler:
     # --- the sum --------------------------------------------------------------------------------------------------
 
     def _summed(self) -> Stmt:
-        """The loops of the sum, the longest in pieces and innermost."""
-        depth, size = self._depth, self._points
-        steps, pieces = extent(depth) or 0, self._pieces()
-        whole = folded("add", depth.lower, integer(pieces * size))
+        """The loops of the sum, the longest in pieces and innermost; a ring goes through all of them."""
+        depth, size, pieces = self._depth, self._points, self._pieces()
+        whole, rest = folded("add", depth.lower, integer(pieces * size)), (extent(depth) or 0) - pieces * size
+        if self._slots > 1 and self._rounds() > 1:
+            return self._through_all(whole)
         parts: list[Stmt] = []
         if self._slots > 1:
-            ring = Ring(self._piece, depth.lower, whole, size, self._slots, depth.axis)
-            self._slot = ring.slot(index_var(self._piece))
-            added = self._added(size)
-            parts.append(ring.around(lambda first: self._copied(size, first, ring.slot(first)), added))
-            self._slot = integer(0)
+            ring = Ring(self._piece, depth.lower, whole, size, self._slots, f"{depth.axis} block")
+            parts.append(self._ring(ring, lambda first: self._copied(size, first, ring.slot(first)), self._added))
         elif pieces:
             body = Block((*self._copied(size), self._added(size)))
             parts.append(For(self._piece, depth.lower, whole, body, size, "serial", f"{depth.axis} block"))
-        rest = steps - pieces * size
         if rest > 0:
             body = Block((*self._copied(rest), self._added(rest)))
             parts.append(For(self._piece, whole, depth.upper, body, size, "serial", f"{depth.axis} rest"))
         result: Stmt = Block(tuple(parts))
-        for loop in reversed([loop for loop in self._sum.around if loop is not depth]):
+        for loop in reversed(self._outside()):
             result = replace(loop, kind="serial", body=result)
         return result
+
+    def _ring(self, ring: Ring, copied: Callable[[Expr], Sequence[Stmt]], added: Callable[[int], Stmt]) -> Stmt:
+        """A ring of the pieces' copies; what is added reads the slot of the present one."""
+        self._slot = ring.slot(index_var(ring.var))
+        body = added(self._points)
+        self._slot = integer(0)
+        return ring.around(copied, body)
+
+    def _outside(self) -> list[For]:
+        """The loops of the sum around its pieces."""
+        return [loop for loop in self._sum.around if loop is not self._depth]
+
+    def _rounds(self) -> int:
+        """How often the pieces of the longest loop come, where one ring can go through all of them; 1 else."""
+        outside = self._outside()
+        is_plain = all(loop.step == 1 and as_number(loop.lower) is not None and extent(loop) for loop in outside)
+        is_whole = self._pieces() * self._points >= (extent(self._depth) or 0)
+        return prod(extent(loop) or 1 for loop in outside) if is_plain and is_whole else 1
+
+    def _through_all(self, whole: Expr) -> Stmt:
+        """One ring for all loops of the sum: pieces are counted, and their places in the loops calculated."""
+        depth, outside, size = self._depth, self._outside(), self._points
+        last = replace(depth, var=self._piece, upper=whole, step=size, axis=f"{depth.axis} block")
+        counts = [extent(loop) or 1 for loop in outside] + [self._pieces()]
+        name = f"{', '.join(loop.axis for loop in (*outside, depth))} block"
+        ring = Ring(self._fresh("piece"), integer(0), integer(prod(counts)), 1, self._slots, name)
+
+        def at(piece: Expr, body: Stmt) -> Stmt:
+            below = 1
+            for loop, count in reversed(list(zip((*outside, last), counts, strict=True))):
+                place = folded("floordiv", piece, integer(below))
+                place = place if loop is outside[0] else Op("mod", (place, integer(count)), i64)
+                first = folded("add", folded("mul", place, integer(loop.step)), loop.lower)
+                end = Op("add", (first, integer(loop.step)), i64)
+                body = replace(loop, lower=first, upper=end, kind="serial", chunk=1, body=body)
+                below *= count
+            return body
+
+        def copied(piece: Expr) -> list[Stmt]:
+            return [at(piece, Block(tuple(self._copied(size, None, ring.slot(piece)))))]
+
+        return self._ring(ring, copied, lambda size: at(index_var(ring.var), self._added(size)))
 
     def _added(self, size: int) -> Stmt:
         """What a piece adds to a thread's sums: operands go to registers first, vectors along the sum or the tile."""

@@ -41,7 +41,7 @@ class TensorTiler(Tiler):
         self._instruction = plan.instruction
         self._is_each = False
         self._points = plan.piece
-        self._slots = min(plan.slots, self._pieces())
+        self._slots = min(plan.slots, self._pieces() * self._rounds())
 
     def _pieces(self) -> int:
         return -(-(extent(self._depth) or 0) // self._points)

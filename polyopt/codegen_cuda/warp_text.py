@@ -69,7 +69,10 @@ class WarpPrinter(SharedPrinter):
     def _warp(self, loop: For) -> Iterator[str]:
         """One instruction per tile of the warp."""
         store, left, right, one = self._product(loop)
-        fragments = [self._unused(f"{self._shared.names[side.load.buffer]}_own", "") for side in (left, right)]
+        fragments = [
+            self._unused(f"{self._shared.names[side.load.buffer].removesuffix('_tile')}_own", "")
+            for side in (left, right)
+        ]
         per_row, per_column = 2 // one.row_width, 4 // one.column_width
         counts = left.groups // per_row, right.groups // per_column
         declared = ", ".join(f"{name}[{count}][4]" for name, count in zip(fragments, counts, strict=True))

@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Op, tuple[int, int], str, str, tuple[str, ...]]] = {
     "barriers of a softmax": (softmax, (3, 300), r"__syncthreads\(\);", ";", ("race", "uninitialised")),
     "barriers of a layernorm": (normalised, (3, 300), r"__syncthreads\(\);", ";", ("race", "uninitialised")),
     "the guard of an axis": (shifted, (3, 71), r"if \(j < 70\)", "if (true)", ("outside every buffer", "race")),
-    "an index one too far": (shifted, (3, 71), r"\(j \+ 1\)", "(j + 2)", ("outside every buffer",)),
+    "an index one too far": (shifted, (3, 71), r"\+ j \+ 1\]", "+ j + 2]", ("outside every buffer",)),
     "the guard of a column": (column_sums, (5, 33), r"if \(j < 33\)", "if (true)", ("outside every buffer", "race")),
 }
 

@@ -45,7 +45,7 @@ GATES: dict[str, Gate] = {
     "matmul_bf16": Gate(registers=126, sectors=1.2, opcodes=(*_PRODUCTS, (("HMMA", "16816", "BF16"), 32))),
     "matmul_f16": Gate(registers=126, sectors=1.2, opcodes=(*_PRODUCTS, (("HMMA", "16816"), 32))),
     "matmul_i8": Gate(registers=124, opcodes=(*_PRODUCTS, (("IMMA", "16832", "S8"), 32), (("STG", "128"), 8))),
-    "conv2d_bf16": Gate(registers=128, sectors=1.2, opcodes=(*_PRODUCTS, (("HMMA", "16816", "BF16"), 16))),
+    "conv2d_bf16": Gate(registers=75, sectors=1.2, opcodes=(*_PRODUCTS, (("HMMA", "16816", "BF16"), 16))),
     "attention_bf16": Gate(registers=126, sectors=1.2, opcodes=(*_PRODUCTS, (("HMMA", "16816", "BF16"), 64))),
     "conv2d": Gate(registers=80, opcodes=(*_RING, (("LDS", "128"), 48))),
     "layernorm": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),

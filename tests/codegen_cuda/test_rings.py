@@ -78,6 +78,16 @@ def test_rings_are_proved() -> None:
     assert "in its slot while it is read (1 rings)" in str(lowering.verify())
 
 
+def test_one_ring_goes_through_all_loops_of_a_sum() -> None:
+    """Copies run ahead from one position of a window to the next."""
+    (fill, steady) = rings(lowered(windows, M=130, C=64, N=64).loops)
+    assert (fill.upper, steady.upper) == (integer(3), integer(3 * 4))
+    assert len(rings(lowered(windows, M=130, C=16, N=64).loops)) == 2, "one piece of the sum, but three positions"
+    assert (steady.lower, steady.step) == (integer(0), 1)
+    (_, steady) = rings(lowered(windows, M=130, C=40, N=64).loops)
+    assert steady.upper == integer(32), "what is left of a row comes between its whole pieces and the next row"
+
+
 def test_a_ring_one_slot_short_is_refused() -> None:
     """A piece is copied to where the one before it is still read."""
     program = lowered(product, M=64, N=64, K=128).loops

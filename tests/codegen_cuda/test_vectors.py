@@ -180,9 +180,9 @@ FAULTS = {
     "vectors that overlap": (
         gram,
         (64, 64),
-        r"po_store<4>\(&x_tile\[",
-        "po_store<4>(&x_tile[4 + ",
-        ("race", "unin", "outs"),
+        r"po_cp_async16\(&x_tile\[",
+        "po_cp_async16(&x_tile[4 + ",
+        ("race", "unin", "outs", "cp.async"),
     ),
 }
 

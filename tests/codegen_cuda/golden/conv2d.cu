@@ -16,11 +16,11 @@ PO_KERNEL void __launch_bounds__(64) conv2d_0(const float *__restrict__ x, const
         for (int c = 0; c < 3; ++c) {
             for (int r = 0; r < 3; ++r) {
                 for (int s = 0; s < 3; ++s) {
-                    y += ((h + r >= 1 && h + r < 21) && (s + w >= 1 && s + w < 25) ? x[n * 1440 + (c * 480 + ((h + r - 1) * 24 + (s + w - 1)))] : 0.0f) * f[o * 27 + (c * 9 + (r * 3 + s))];
+                    y += ((h + r >= 1 && h + r < 21) && (s + w >= 1 && s + w < 25) ? x[n * 1440 + c * 480 + (h + r - 1) * 24 + s + w - 1] : 0.0f) * f[o * 27 + c * 9 + r * 3 + s];
                 }
             }
         }
-        out[n * 3840 + (o * 480 + (h * 24 + w))] = po_max_nan(y + b[o], 0.0f);
+        out[n * 3840 + o * 480 + h * 24 + w] = po_max_nan(y + b[o], 0.0f);
     }
 }
 PO_ENTRY(conv2d_0)

@@ -23,12 +23,12 @@ PO_KERNEL void __launch_bounds__(256) linear_relu_0(const float *__restrict__ x,
         for (int i_place_all = (int)threadIdx.y * 16 + (int)threadIdx.x; i_place_all < 128; i_place_all += 256) {
             const int i_place = i_place_all / 4;
             const int k_place = i_place_all % 4 * 4;
-            po_cp_async16_zfill(&x_tile[k_block / 16 % 4 * 512 + i_place * 16 + k_place], &x[(i_block + i_place) * 64 + (k_block + k_place)], i_block + i_place < 100);
+            po_cp_async16_zfill(&x_tile[k_block / 16 % 4 * 512 + i_place * 16 + k_place], &x[(i_block + i_place) * 64 + k_block + k_place], i_block + i_place < 100);
         }
         for (int k_place_2_all = (int)threadIdx.y * 16 + (int)threadIdx.x; k_place_2_all < 128; k_place_2_all += 256) {
             const int k_place_2 = k_place_2_all / 8;
             const int j_place = k_place_2_all % 8 * 4;
-            po_cp_async16(&w_tile[k_block / 16 % 4 * 512 + k_place_2 * 32 + j_place], &w[(k_block + k_place_2) * 96 + (j_block + j_place)]);
+            po_cp_async16(&w_tile[k_block / 16 % 4 * 512 + k_place_2 * 32 + j_place], &w[(k_block + k_place_2) * 96 + j_block + j_place]);
         }
         po_cp_commit();
     }
@@ -40,12 +40,12 @@ PO_KERNEL void __launch_bounds__(256) linear_relu_0(const float *__restrict__ x,
             for (int i_place_all = (int)threadIdx.y * 16 + (int)threadIdx.x; i_place_all < 128; i_place_all += 256) {
                 const int i_place = i_place_all / 4;
                 const int k_place = i_place_all % 4 * 4;
-                po_cp_async16_zfill(&x_tile[k_block_next * 512 + i_place * 16 + k_place], &x[(i_block + i_place) * 64 + (k_block + 48 + k_place)], i_block + i_place < 100);
+                po_cp_async16_zfill(&x_tile[k_block_next * 512 + i_place * 16 + k_place], &x[(i_block + i_place) * 64 + k_block + 48 + k_place], i_block + i_place < 100);
             }
             for (int k_place_2_all = (int)threadIdx.y * 16 + (int)threadIdx.x; k_place_2_all < 128; k_place_2_all += 256) {
                 const int k_place_2 = k_place_2_all / 8;
                 const int j_place = k_place_2_all % 8 * 4;
-                po_cp_async16(&w_tile[k_block_next * 512 + k_place_2 * 32 + j_place], &w[(k_block + 48 + k_place_2) * 96 + (j_block + j_place)]);
+                po_cp_async16(&w_tile[k_block_next * 512 + k_place_2 * 32 + j_place], &w[(k_block + 48 + k_place_2) * 96 + j_block + j_place]);
             }
         }
         po_cp_commit();
@@ -73,14 +73,14 @@ PO_KERNEL void __launch_bounds__(256) linear_relu_0(const float *__restrict__ x,
     }
 #pragma unroll
     for (int i_own = 0; i_own < 2; ++i_own) {  // i
-        if (i_block + (row + i_own * 16) < 100) {
+        if (i_block + row + i_own * 16 < 100) {
             const po_vec<float, 2> b_v2 = po_load<2>(&b[j_block + column]);
             po_vec<float, 2> out_v2;
 #pragma unroll
             for (int j_lane = 0; j_lane < 2; ++j_lane) {
                 out_v2.v[j_lane] = po_max_nan(y_tile[i_own * 2 + j_lane] + b_v2.v[j_lane], 0.0f);
             }
-            po_store<2>(&out[(i_block + (row + i_own * 16)) * 96 + (j_block + column)], out_v2);
+            po_store<2>(&out[(i_block + row + i_own * 16) * 96 + j_block + column], out_v2);
         }
     }
 }
