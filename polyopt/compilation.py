@@ -365,7 +365,8 @@ def gpu_call(
 def emulator(mode: Mode = "check", seed: int = 0) -> Emulator:
     """A stand-in for a GPU that runs kernels on the CPU and checks their accesses. It needs g++.
 
-    mode: "fast" without checks, "check", "count" with counters too; seed: order of the threads
+    mode: "fast" without checks, "check", "count" with counters too, "trace" with where products come from;
+    seed: order of the threads
     """
     from polyopt.runtime.emulator.driver import Emulator
 

@@ -139,6 +139,12 @@ PO_MMA_S32(po_mma_u8, "u8.u8")
 PO_MMA_S32(po_mma_s8_u8, "s8.u8")
 PO_MMA_S32(po_mma_u8_s8, "u8.s8")
 #undef PO_MMA_S32
+// Pairs of bytes taken apart: the first of each pair to `even`, the second to `odd`.
+PO_DEVICE void po_unzip(po_u32 &even, po_u32 &odd) {
+  const po_u32 one = even, two = odd;
+  even = __byte_perm(one, two, 0x6420);
+  odd = __byte_perm(one, two, 0x7531);
+}
 // A float rounded to tf32 (to nearest), as the bits that mma takes.
 PO_DEVICE po_u32 po_to_tf32(float x) {
   po_u32 bits;
@@ -206,12 +212,6 @@ template <int Bytes> PO_DEVICE int po_swizzled(int place) {
   const int line = place * Bytes >> 7;
   const int part = ((line ^ line >> 2) & 3) | ((line ^ line >> 1) << 1 & 4);
   return place ^ part * (16 / Bytes);
-}
-// Pairs of bytes taken apart: the first of each pair to `even`, the second to `odd`.
-PO_DEVICE void po_unzip(po_u32 &even, po_u32 &odd) {
-  const po_u32 one = even, two = odd;
-  even = __byte_perm(one, two, 0x6420);
-  odd = __byte_perm(one, two, 0x7531);
 }
 // The elements of a vector as registers one after the other.
 template <class T, int N> PO_DEVICE void po_unpack(T *registers, const po_vec<T, N> &value) {

@@ -226,16 +226,37 @@ WRONG = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_fragment_makes_a_wrong_product(name: str) -> None:
-    """On every line on which it may stand: values are random, so that no place may be taken for another."""
+def test_a_wrong_fragment_is_reported_with_the_line_of_the_product(name: str) -> None:
+    """On every line on which it may stand: the emulator knows which elements a product is of."""
     args = values(bf16, 64, 64), values(bf16, 64, 64)
     lowering = lowered(products(bf16, bf16, "mk,kn"), *args)
     faults = planted(lowering.cuda.text, *WRONG[name])
     assert faults, "the kernel has nothing of the kind"
     for fault in faults:
-        outcome = emulate(changed_text(lowering, fault.text), {"x": args[0], "w": args[1]}, {})
-        wrong = outcome.results[0] != args[0].astype("f8") @ args[1].astype("f8")
-        assert outcome.problems or wrong.any(), f"line {fault.line}: nobody misses '{fault.without}'"
+        outcome = emulate(changed_text(lowering, fault.text), {"x": args[0], "w": args[1]}, {}, "trace")
+        assert outcome.problems, f"line {fault.line}: nobody misses '{fault.without}'"
+        lines = [fault.text.splitlines()[problem.line - 1] for problem in outcome.problems]
+        assert any(text in line for line in lines for text in ("po_mma_bf16", "po_store", "po_ldmatrix")), lines
+
+
+@needs_compiler
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [f16, i8], ids=str)
+def test_every_product_is_of_its_own_elements(dtype: DType, layout: str) -> None:
+    args = tuple(values(dtype, *(128 if axis == "k" else 64 for axis in axes)) for axes in layout.split(","))
+    outcome = emulate(lowered(products(dtype, dtype, layout), *args), {"x": args[0], "w": args[1]}, {}, "trace")
+    assert outcome.problems == ()
+
+
+@needs_compiler
+def test_bytes_that_are_not_taken_apart_are_reported() -> None:
+    args = values(i8, 64, 128), values(i8, 128, 64)
+    lowering = lowered(products(i8, i8, "mk,kn"), *args)
+    faults = planted(lowering.cuda.text, r"po_unzip\(.*\);", ";")
+    assert len(faults) == 2
+    for fault in faults:
+        outcome = emulate(changed_text(lowering, fault.text), {"x": args[0], "w": args[1]}, {}, "trace")
+        assert "po_mma_s8" in fault.text.splitlines()[outcome.problems[0].line - 1]
 
 
 @needs_compiler

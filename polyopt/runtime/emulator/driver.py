@@ -19,12 +19,12 @@ from polyopt.runtime.cuda.driver import Array, Limits, Memory, Module
 from polyopt.runtime.cuda.image import CudaImage, KernelImage
 from polyopt.runtime.emulator import build
 
-Mode = Literal["fast", "check", "count"]
+Mode = Literal["fast", "check", "count", "trace"]
 ALIGNMENT = 256
 REDZONE_BYTES = 4096
 """Between two arrays lies memory that belongs to none, so that an access past an end is found."""
 SHARED_LIMIT = 227 << 10
-_MODES: dict[Mode, int] = {"fast": 0, "check": 1, "count": 2}
+_MODES: dict[Mode, int] = {"fast": 0, "check": 1, "count": 2, "trace": 3}
 _ATOMIC, _GLOBAL = 2, 16
 _names = itertools.count()
 _lock = threading.RLock()
@@ -89,7 +89,7 @@ class EmulatedMemory:
 
 
 class EmulatedModule:
-    """A library of kernels. mode: "fast" without checks, "check", or "count" with checks and counters."""
+    """A library of kernels. mode: "fast" without checks, "check", "count" with checks and counters, or "trace"."""
 
     def __init__(self, image: CudaImage, runtime: bytes, mode: Mode) -> None:
         self.mode: Mode = mode

@@ -193,6 +193,7 @@ static void access(const void* p, int n, int kind, const void* pc, bool is_bytes
     report("misaligned access of " + std::to_string(n) + " bytes", pc, where(*b, a));
     stop();
   }
+  if (tracing && kind == WRITE && b->is_shared) forget_copy(a, n);
   if (counting && kind <= ATOMIC) current->events.push_back({pc, a, (uint16_t)n, (uint8_t)(kind | (b->is_shared ? 0 : GLOBAL))});
   unsigned fit = (a - b->start) | n;
   unsigned granule = fit & 1 ? 1 : fit & 2 ? 2 : 4;

@@ -57,6 +57,9 @@ void po_warp_collective(int op, unsigned mask, Collective fn, void *argument, co
 void po_copy_begin(void *dst, const void *src, int bytes, int zeros, const void *pc);
 void po_copy_commit();
 void po_copy_wait(int keep);
+void po_trace_fetch(const void *const *rows, int count, int turned, po_u32 *const *to);
+void po_trace_unzip(const po_u32 *even, const po_u32 *odd);
+void po_trace_product(int packed, const po_u32 *const *left, const po_u32 *const *right, const uintptr_t (*to)[4], const void *pc);
 }
 inline int lane() { return (po_ctx.tid.x + po_ctx.bdim.x * (po_ctx.tid.y + po_ctx.bdim.y * po_ctx.tid.z)) & 31; }
 template <class To, class From> inline To bits(From value) {
@@ -201,12 +204,6 @@ inline int __float_as_int(float x) { return po::bits<int>(x); }
 inline unsigned __float_as_uint(float x) { return po::bits<unsigned>(x); }
 inline double __longlong_as_double(long long x) { return po::bits<double>(x); }
 inline long long __double_as_longlong(double x) { return po::bits<long long>(x); }
-inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
-  const uint64_t bytes = (uint64_t)y << 32 | x;
-  unsigned result = 0;
-  for (int i = 0; i < 4; ++i) result |= (unsigned)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
-  return result;
-}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
@@ -247,7 +244,7 @@ inline po_u32 po_to_tf32(float x) {  // to nearest, halves away from zero
 // ---- tensor cores: the whole warp together -----------------------------------------------------------------------------
 // Lane l gets row l / 4, elements 2 (l % 4) and the next, of each 8x8 matrix; of its transpose where `Turned`.
 namespace po {
-template <int Count> struct LdArgument { const uint16_t *row; po_u32 r[Count]; };
+template <int Count> struct LdArgument { const uint16_t *row; po_u32 r[Count]; po_u32 *to; };
 template <int Count, bool Turned> PO_HIDDEN void ldmatrix_all(void **a, unsigned) {
   typedef LdArgument<Count> Argument;
   uint16_t rows[8 * Count][8];
@@ -258,9 +255,14 @@ template <int Count, bool Turned> PO_HIDDEN void ldmatrix_all(void **a, unsigned
       int i = l / 4, j = 2 * (l % 4);
       ((Argument *)a[l])->r[m] = Turned ? t[j][i] | (po_u32)t[j + 1][i] << 16 : t[i][j] | (po_u32)t[i][j + 1] << 16;
     }
+  const void *from[8 * Count];
+  po_u32 *to[32];
+  for (int l = 0; l < 8 * Count; ++l) from[l] = ((Argument *)a[l])->row;
+  for (int l = 0; l < 32; ++l) to[l] = ((Argument *)a[l])->to;
+  po_trace_fetch(from, Count, Turned, to);
 }
 template <int Count, bool Turned> PO_HIDDEN void ldmatrix(po_u32 (&r)[Count], const void *s, const void *pc) {
-  LdArgument<Count> argument{(const uint16_t *)s, {}};
+  LdArgument<Count> argument{(const uint16_t *)s, {}, r};
   if (lane() < 8 * Count) po_access(s, 16, READ, pc);
   po_warp_collective(LDMATRIX, ~0u, ldmatrix_all<Count, Turned>, &argument, pc);
   memcpy(r, argument.r, sizeof r);
@@ -280,7 +282,7 @@ struct BF16 { typedef float Sum; static constexpr int packed = 2; static float g
 struct TF32 { typedef float Sum; static constexpr int packed = 1; static float get(po_u32 r, int) { return bits<float>(r & ~0x1fffu); } };
 struct S8 { typedef int32_t Sum; static constexpr int packed = 4; static int32_t get(po_u32 r, int i) { return (int8_t)(r >> 8 * i); } };
 struct U8 { typedef int32_t Sum; static constexpr int packed = 4; static int32_t get(po_u32 r, int i) { return (uint8_t)(r >> 8 * i); } };
-template <class Sum> struct MmaArgument { Sum d[4]; po_u32 a[4], b[2]; };
+template <class Sum> struct MmaArgument { Sum d[4]; po_u32 a[4], b[2]; const po_u32 *left, *right; uintptr_t to[4]; const void *pc; };
 template <class A, class B> PO_HIDDEN void mma_all(void **arguments, unsigned) {
   typedef typename A::Sum Sum;
   constexpr int P = A::packed, K = 8 * P;
@@ -304,10 +306,20 @@ template <class A, class B> PO_HIDDEN void mma_all(void **arguments, unsigned) {
       m->d[e] = (Sum)(m->d[e] + sum);
     }
   }
+  const po_u32 *left[32], *right[32];
+  uintptr_t to[32][4];
+  for (int l = 0; l < 32; ++l) {
+    auto *m = (MmaArgument<Sum> *)arguments[l];
+    left[l] = m->left, right[l] = m->right;
+    memcpy(to[l], m->to, sizeof to[l]);
+  }
+  po_trace_product(P, left, right, to, ((MmaArgument<Sum> *)arguments[0])->pc);
 }
 template <class A, class B, int Step, class Sum>
 PO_HIDDEN void mma(Sum *upper, Sum *lower, const po_u32 *a, const po_u32 *b, const void *pc) {
-  MmaArgument<Sum> m{{upper[0], upper[Step], lower[0], lower[Step]}, {}, {}};
+  MmaArgument<Sum> m{{upper[0], upper[Step], lower[0], lower[Step]}, {}, {}, a, b, {}, pc};
+  Sum *to[] = {upper, upper + Step, lower, lower + Step};
+  for (int e = 0; e < 4; ++e) m.to[e] = (uintptr_t)to[e];
   memcpy(m.a, a, 16), memcpy(m.b, b, 8);
   po_warp_collective(MMA, ~0u, mma_all<A, B>, &m, pc);
   upper[0] = m.d[0], upper[Step] = m.d[1], lower[0] = m.d[2], lower[Step] = m.d[3];
@@ -329,6 +341,14 @@ PO_MMA(po_mma_u8, U8, U8)
 PO_MMA(po_mma_s8_u8, S8, U8)
 PO_MMA(po_mma_u8_s8, U8, S8)
 #undef PO_MMA
+
+// Pairs of bytes taken apart: the first of each pair to `even`, the second to `odd`.
+PO_HIDDEN inline void po_unzip(po_u32 &even, po_u32 &odd) {
+  const po_u32 one = even, two = odd;
+  even = (one & 0xff) | (one >> 8 & 0xff00) | (two & 0xff) << 16 | (two << 8 & 0xff000000);
+  odd = (one >> 8 & 0xff) | (one >> 16 & 0xff00) | (two << 8 & 0xff0000) | (two & 0xff000000);
+  po::po_trace_unzip(&even, &odd);
+}
 
 // ---- entry: a kernel called with an array of pointers to its arguments, as cuLaunchKernel does ----------------------------
 namespace po {

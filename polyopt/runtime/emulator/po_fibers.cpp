@@ -18,7 +18,7 @@ std::vector<Thread> threads;
 Thread* current = nullptr;
 int thread_count = 0;
 uint32_t block_number = 0, launch_number = 0;
-bool checking = false, counting = false, stopped = false;
+bool checking = false, counting = false, tracing = false, stopped = false;
 
 namespace {
 const size_t STACK = 128 << 10;
@@ -215,6 +215,7 @@ extern "C" void po_copy_begin(void* dst, const void* src, int n, int zeros, cons
   if (n) po_access(src, n, READ, pc);
   po_access(dst, n + zeros, COPY_BEGUN, pc);
   memset(dst, 0xff, n + zeros);
+  if (tracing) note_copy(dst, src, n, zeros);
   current->groups.back().push_back({dst, src, n, zeros, pc});
 }
 extern "C" void po_copy_commit() { current->groups.emplace_back(); }
@@ -242,6 +243,7 @@ void begin_block(const unsigned* block) {
     prepare(t, stacks + i * STACK, run_fiber);
   }
   if (checking) begin_block_checks();
+  if (tracing) begin_block_products();
 }
 
 void report_deadlock() {
@@ -281,11 +283,11 @@ void shuffle(std::vector<int>& order, unsigned& seed) {
 extern "C" size_t po_static_shared(void** start);
 extern "C" int po_problems();
 
-// mode 0: run; 1: with checks; 2: and with counters. seed 0: threads in order, 1: in reverse, else in random order.
+// mode 0: run; 1: with checks; 2: and with counters; 3: or with where products come from. seed 0: threads in order, 1: in reverse, else in random order.
 // Returns the number of problems found so far, or -1 where there is no memory for the threads' stacks.
 extern "C" int po_launch(void (*f)(void**), const unsigned* grid, const unsigned* block, void** arguments, size_t dynamic, int mode, unsigned seed) {
   entry = f, entry_arguments = arguments, thread_count = block[0] * block[1] * block[2];
-  stopped = false, counting = mode >= 2, ++launch_number;
+  stopped = false, counting = mode == 2, tracing = mode == 3, ++launch_number;
   start_checks(mode >= 1);
   set_dynamic_shared(dynamic);
   reserve_stacks();

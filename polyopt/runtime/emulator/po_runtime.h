@@ -2,6 +2,7 @@
 //
 // po_fibers.cpp  one fiber per CUDA thread; barriers, warp collectives, asynchronous copies; launches
 // po_checks.cpp  shadow memory and happens-before: races, uninitialised reads, missing waits, accesses out of bounds
+// po_products.cpp  where the operands of tensor cores come from
 // po_counters.cpp  sectors and shared-memory wavefronts of each warp's accesses, per place in the code
 #pragma once
 #include <cstdint>
@@ -56,7 +57,7 @@ extern std::vector<Thread> threads;
 extern Thread* current;
 extern int thread_count;
 extern uint32_t block_number, launch_number;
-extern bool checking, counting, stopped;
+extern bool checking, counting, tracing, stopped;
 
 bool is_private(uintptr_t address);  // on a fiber's stack, or threadIdx and the like
 [[noreturn]] void stop();            // ends the launch from within a fiber
@@ -73,6 +74,11 @@ void join(const std::vector<int>& lanes);                  // a barrier of some 
 void release_to(std::vector<uint32_t>& clock, uint32_t& round);  // an arrival without waiting
 void acquire_from(const std::vector<uint32_t>& clock, uint32_t round, Thread& thread);
 bool is_shared(uintptr_t address);
+
+// po_products.cpp
+void begin_block_products();
+void note_copy(const void* dst, const void* src, int n, int zeros);
+void forget_copy(uintptr_t address, int n);
 
 // po_counters.cpp
 void start_counters();
