@@ -161,6 +161,8 @@ class Chooser:
         for number, access in enumerate(self.update.reads):
             if access.read in reads[:number]:
                 continue  # an operand that is named twice has one copy
+            if access.relation.is_empty():
+                continue  # in a branch that is never taken there is nothing to copy
             packing = self.lane_panels(tile, number) or self.row_panels(tile, number) or self.converted(number)
             if packing is None or (packing.block and blocked):
                 continue

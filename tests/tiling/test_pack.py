@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import f16, f32, f64
+from polyopt import f16, f32, f64, u16
 from polyopt.fusion import decide
 from polyopt.poly import dependence, extract
 from polyopt.poly.scop import Scop
@@ -172,6 +172,21 @@ def test_a_batch_of_products_packs_each_one() -> None:
     x, w = (numbers.integers(-3, 4, s).astype(float) for s in ((2, 70, 18), (2, 18, 70)))
     (result,) = running.run(lowering.loops, {"x": x, "w": w}).values()
     np.testing.assert_array_equal(result, x @ w)
+
+
+def test_an_operand_that_is_never_read_has_no_copy() -> None:
+    """Its copy had no instance, which no schedule runs: StopIteration."""
+    i, j, k = po.index("i", extent=M), po.index("j", extent=M), po.index("k", extent=8)
+    column = po.index("column", extent=N)
+
+    @po.op
+    def spread(t: u16[M, N]):
+        y = po.tensor("y", shape=(M, M))
+        y[i, j] += po.where(((j + k) % 3 == 1) & (j // 2 >= 1), t[(i + i) // 2, 0], t[j, column])
+        return y
+
+    t = np.arange(32, dtype=np.uint16).reshape(32, 1)
+    np.testing.assert_array_equal(spread(t), spread.reference(t, numerics="strict"))
 
 
 def test_an_operand_that_is_named_twice_has_one_copy() -> None:
