@@ -12,7 +12,7 @@ from typing import assert_never
 from polyopt.dsl.ir import Op
 from polyopt.fusion.rewrite import cost
 from polyopt.poly.scop import Scop, Statement
-from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, statements
+from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, loops, statements
 from polyopt.target import Target
 from polyopt.tiling.extents import Extents
 
@@ -31,7 +31,11 @@ def nanoseconds(scop: Scop, tree: Tree, extents: Extents, target: Target, outsid
     """Of one execution of `tree`. outside: how often that is, by statement, 1 where not said."""
     lanes = _lanes(tree, extents, target, scop)
     runs = {name: extents.points(name) / max(outside.get(name, 1), 1) for name in statements(tree)}
-    operations = sum(points * _operations(scop.statement(name)) / lanes.get(name, 1) for name, points in runs.items())
+    groups = {name: loop.chunk for loop in loops(tree) if loop.kind == "group" for name in loop.statements}
+    operations = 0.0
+    for name, points in runs.items():
+        each = 1 / groups[name] if name in groups else _operations(scop.statement(name))
+        operations += points * each / lanes.get(name, 1)
     size = touched_bytes(scop, runs)
     return max(operations / OPERATIONS_PER_NS, size / _bytes_per_ns(target, size))
 

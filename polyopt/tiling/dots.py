@@ -190,9 +190,19 @@ class _Finder:
             yield Packing(update.name, lanes, "", 0, 0, read.tensor, 0, reason, dtype, group)
             return
         length = chooser.extents.axis(update.name, tile.lanes)
-        block = 0 if chooser.batched(read, tile.lanes) else block_of(length, tile.columns)
+        block = (
+            0 if chooser.batched(read, tile.lanes) else self.block(block_of(length, tile.columns), read, tile, dtype)
+        )
         panel = chooser.panel_bytes(read, tile.columns)
         yield Packing(update.name, lanes, tile.lanes, tile.columns, block, read.tensor, panel, reason, dtype, group)
+
+    def block(self, most: int, read: ir.Read, tile: RegisterTile, dtype: DType) -> int:
+        """Columns of a block: no more than stay in the first cache, if a panel does, while rows of the other operand
+        pass, some in use and as many on their way. A group is read so fast that a farther cache keeps it waiting."""
+        line = self.chooser.depth(read) * dtype.itemsize
+        room = self.chooser.target.l1_bytes - 2 * tile.height * line
+        fitting = room // (line * tile.columns) * tile.columns
+        return min(most, fitting) if fitting > 0 else most
 
 
 def _factors(update: Statement) -> tuple[ir.Read, ir.Read] | None:

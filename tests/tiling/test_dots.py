@@ -269,6 +269,11 @@ def test_what_was_decided_is_said() -> None:
     assert "vpmaddwd" in product(i8, i8, AVX2).lower(M=64, N=64, K=64).source("asm")
 
 
+def test_a_block_of_columns_stays_in_the_first_cache() -> None:
+    lowering = product(i8, i8, VNNI).lower(M=512, N=512, K=512)
+    assert "32 columns at a time" in str(lowering.fusion), "16 KiB of 32, beside two tiles of 14 rows"
+
+
 def test_an_operand_that_is_unsigned_needs_no_offset() -> None:
     assert "_sums" not in str(product(u8, i8, VNNI).lower(M=64, N=64, K=64).loops)
     assert "_sums" not in str(product(i8, u8, VNNI).lower(M=64, N=64, K=64).loops)
