@@ -11,11 +11,11 @@ import logging
 from collections.abc import Mapping
 from dataclasses import field, replace
 
-from polyopt import picks
+from polyopt import dots, picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine
-from polyopt.fusion import cascade, factors, joined, lift, margins, running, shared, short_sums
+from polyopt.fusion import cascade, factors, joined, lift, margins, offsets, running, shared, short_sums
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion import rewrite as rewrites
 from polyopt.options import Options
@@ -101,8 +101,16 @@ def _once(program: ir.Program, options: Options, notes: tuple[str, ...]) -> Rewr
     value = shared.decide(program, cache_bytes=options.target.l2_bytes // 4)
     if value is not None and picks.choose(f"{value.tensor} once", True, lambda: (True, False)):
         program, notes = shared.apply(program, value), (*notes, str(value))
-    factored = factors.take_out(program)
-    return _extracted(factored.program, options, (*notes, *factored.notes))
+    narrow = _narrowed(program, options)
+    factored = factors.take_out(narrow.program)
+    return _extracted(factored.program, options, (*notes, *narrow.notes, *factored.notes))
+
+
+def _narrowed(program: ir.Program, options: Options) -> offsets.Distributed:
+    """Offsets out of products that dot instructions then compute."""
+    if not dots.available(options.target) or not picks.choose("take offsets out", True, lambda: (True, False)):
+        return offsets.Distributed(program)
+    return offsets.distribute(program)
 
 
 def _extracted(program: ir.Program, options: Options, notes: tuple[str, ...] = ()) -> Rewritten:
