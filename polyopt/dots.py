@@ -6,6 +6,8 @@ listed: `vpmaddubsw` saturates, `vpdpbf16ps` flushes denormals and rounds otherw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from polyopt.classes import dataclass
 from polyopt.dtypes import DType, i8, i16, u8
 from polyopt.target import Target
@@ -45,6 +47,14 @@ PAIRS = Dot(
     ((512, "llvm.x86.avx512.pmaddw.d.512"), (256, "llvm.x86.avx2.pmadd.wd"), (128, "llvm.x86.sse2.pmadd.wd")),
     False,
 )
+
+
+def between(dots: Sequence[Dot], left: DType, right: DType) -> Dot | None:
+    """The first instruction that multiplies values of two dtypes as they are, or as 16-bit integers that hold them."""
+    for dot in dots:
+        if {left, right} == {dot.left, dot.right} or (dot.left == dot.right == i16 and {left, right} <= {i8, u8, i16}):
+            return dot
+    return None
 
 
 def available(target: Target) -> tuple[Dot, ...]:

@@ -108,7 +108,7 @@ class _Kernel:
         self.math = functions
         allocated = [inner.buffer for inner in walk(program.body) if isinstance(inner, Alloc)]
         buffers = (*program.arguments, *program.workspace, *allocated)
-        self.lanes = LanePlanner(module.vector_bits, {buffer.name: buffer.dtype for buffer in buffers})
+        self.lanes = LanePlanner(module.vector_bits, {buffer.name: buffer.dtype for buffer in buffers}, dots)
         self.shared_offsets, self.shared_bytes = workspace.offsets(program.workspace)
         self.private_bytes = workspace.private_bytes(program.body)
 

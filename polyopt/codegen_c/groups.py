@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 
 from polyopt.codegen_c import conversions, memory
 from polyopt.codegen_c.expressions import Context, Expressions
 from polyopt.codegen_c.flatten import Trip
+from polyopt.codegen_c.lanes import narrow_factors
 from polyopt.codegen_c.llvm_text import Value, vector_type
 from polyopt.codegen_c.memory import Place
-from polyopt.codegen_c.stores import Accumulate, Stores
+from polyopt.codegen_c.stores import Stores, add_products
 from polyopt.codegen_c.values import Linear, binary, constant, convert, shuffle, splat
 from polyopt.dots import Dot
 from polyopt.dsl.ir import Cast, Op, Var
@@ -49,27 +50,19 @@ class Groups:
 
     def _products(self, loop: For, store: Store, trip: Trip, context: Context) -> bool:
         """`sum += left * right` over the group, by an instruction."""
-        loads = _factors(store)
+        loads = narrow_factors(store)
         if loads is None:
             return False
         for dot in self._dots:
-            symbol = dot.symbol(32 * context.lanes)
+            is_whole = dot.symbol(32 * context.lanes) is not None
             for left, right in (loads, loads[::-1]):
-                if dot.points == trip.count and (left.dtype, right.dtype) == (dot.left, dot.right) and symbol:
+                if dot.points == trip.count and (left.dtype, right.dtype) == (dot.left, dot.right) and is_whole:
                     words = [self._words(load, loop, trip, context) for load in (left, right)]
                     operands = [word for word in words if word is not None]
                     if len(operands) == 2:
-                        self._stores.accumulate(store, context, self._adder(dot, symbol, operands))
+                        self._stores.accumulate(store, context, partial(add_products, self._f, dot, operands))
                         return True
         return False
-
-    def _adder(self, dot: Dot, symbol: str, operands: list[Value]) -> Accumulate:
-        def add(old: Value) -> Value:
-            if dot.accumulates:
-                return self._f.intrinsic(symbol, "i32", old.lanes, [old, *operands])
-            return binary(self._f, "add", old, self._f.intrinsic(symbol, "i32", old.lanes, operands))
-
-        return add
 
     def _words(self, load: Load, loop: For, trip: Trip, context: Context) -> Value | None:
         """The groups of all lanes, as a vector of the load's dtype; None where they are no neighbours."""
@@ -140,16 +133,6 @@ class Groups:
             order = [entry for lane in range(lanes) for entry in (lane, lanes + lane)]
             vectors = [shuffle(f, a, order, b) for a, b in zip(vectors[:half], vectors[half:], strict=True)]
         return vectors[0]
-
-
-def _factors(store: Store) -> tuple[Load, Load] | None:
-    """The loads whose product, of 32 bits, is added."""
-    match store.value:
-        case Op("mul", (Cast(Load() as left), Cast(Load() as right))) if store.value.dtype == i32:
-            is_sum = store.reducer is not None and store.reducer.name == "sum"
-            return (left, right) if is_sum else None
-        case _:
-            return None
 
 
 def _of_words(place: Place) -> Place:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from polyopt.classes import dataclass
+from polyopt.codegen_c.flatten import visible_count
+from polyopt.dots import Dot, between
 from polyopt.dsl.ir import Cast, Op, Var
-from polyopt.dtypes import DType, bf16, f16, i64
+from polyopt.dtypes import DType, bf16, f16, i32, i64
 from polyopt.loops.ir import Alloc, Expr, For, If, Load, Stmt, Store, stores_of, walk, walk_expr
 
 
@@ -16,11 +18,16 @@ class Lanewise:
 
     lanes:      iterations at once; 1 where something inside cannot run in lanes
     reductions: one store for each element that all lanes add to
+    dot:        what multiplies and adds the lanes, group by group, of the only one
     """
 
     lanes: int
     reductions: tuple[Store, ...] = ()
+    dot: Dot | None = None
 
+
+LEAST_VECTORS = 2
+"""Vectors of narrow integers that a sum must have for groups of them to pay."""
 
 _ONE_BY_ONE = Lanewise(1)
 
@@ -28,16 +35,32 @@ _ONE_BY_ONE = Lanewise(1)
 class LanePlanner:
     """Decides it for the loops of one program. A decision depends on the loop alone."""
 
-    def __init__(self, vector_bits: int, dtypes: Mapping[str, DType]) -> None:
-        """dtypes: of every buffer of the program"""
+    def __init__(self, vector_bits: int, dtypes: Mapping[str, DType], dots: Sequence[Dot] = ()) -> None:
+        """dtypes: of every buffer of the program; dots: what the processor has for narrow integers"""
         self._vector_bits = vector_bits
         self._dtypes = dtypes
+        self._dots = dots
 
     def plan(self, loop: For) -> Lanewise:
         if not _has_even_bounds(loop) or any(_is_big_allocation(inner) for inner in walk(loop.body)):
             return _ONE_BY_ONE
         reductions = _reductions(loop)
-        return _ONE_BY_ONE if reductions is None else Lanewise(self._width(loop), reductions)
+        if reductions is None:
+            return _ONE_BY_ONE
+        dot = self._dot(loop)
+        return Lanewise(self._width(loop) if dot is None else self._vector_bits // dot.left.bits, reductions, dot)
+
+    def _dot(self, loop: For) -> Dot | None:
+        """The instruction for a long sum of products of narrow integers, which is all that the loop does."""
+        store = loop.body
+        factors = narrow_factors(store) if isinstance(store, Store) else None
+        if factors is None or not isinstance(store, Store) or (store,) != _reductions(loop):
+            return None
+        dot = between(self._dots, factors[0].dtype, factors[1].dtype)
+        count = visible_count(loop)
+        if dot is None or dot.symbol(self._vector_bits) is None or count is None:
+            return None
+        return dot if count >= LEAST_VECTORS * self._vector_bits // dot.left.bits else None
 
     def _width(self, loop: For) -> int:
         """As many elements of the widest type of the loop's values as fit in a vector register."""
@@ -50,6 +73,16 @@ class LanePlanner:
                 copied = (store.buffer for store in stores_of(inner) if store.reducer is None)
                 widest = max([widest, *(inner.chunk * self._dtypes[buffer].bits for buffer in copied)])
         return max(1, self._vector_bits // widest)
+
+
+def narrow_factors(store: Store) -> tuple[Load, Load] | None:
+    """The loads whose product, of 32 bits, a store adds."""
+    match store.value:
+        case Op("mul", (Cast(Load() as left), Cast(Load() as right))) if store.value.dtype == i32:
+            is_sum = store.reducer is not None and store.reducer.name == "sum"
+            return (left, right) if is_sum else None
+        case _:
+            return None
 
 
 def _value_dtypes(expr: Expr) -> Iterator[DType]:

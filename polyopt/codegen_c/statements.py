@@ -247,7 +247,7 @@ class Statements:
         def whole() -> None:
             copies = 1 if flat is not None and flat.count <= lanes else self._copies(loop, trip, lanes)
             opened = {
-                (store.buffer, store.indices): self._stores.open_partial(store, lanes, copies)
+                (store.buffer, store.indices): self._stores.open_partial(store, lanes, copies, lanewise.dot)
                 for store in lanewise.reductions
             }
             outer, self._partials = self._partials, opened

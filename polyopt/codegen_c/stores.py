@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from polyopt.classes import dataclass
 from polyopt.codegen_c import conversions, memory
 from polyopt.codegen_c.expressions import Context, Expressions, Slot, coefficient, neutral_number
-from polyopt.codegen_c.llvm_text import Value
+from polyopt.codegen_c.lanes import narrow_factors
+from polyopt.codegen_c.llvm_text import Function, Value
 from polyopt.codegen_c.memory import Address, Place
 from polyopt.codegen_c.values import (
     Linear,
@@ -20,6 +21,7 @@ from polyopt.codegen_c.values import (
     convert,
     int64,
     lane_bits,
+    like,
     linear,
     memory_scalar,
     register_scalar,
@@ -27,6 +29,7 @@ from polyopt.codegen_c.values import (
     shuffle,
     splat,
 )
+from polyopt.dots import Dot
 from polyopt.dsl.ir import Reducer
 from polyopt.loops.ir import Expr, Store
 
@@ -37,6 +40,7 @@ class Partial:
 
     slots: one register per copy of the unrolled body
     seen:  for a custom reducer: which lanes hold a value yet
+    dot:   what multiplies and adds groups of the loop's lanes; then there are as many running values as groups
     """
 
     store: Store
@@ -44,12 +48,22 @@ class Partial:
     lanes: int
     slots: tuple[Slot, ...]
     seen: tuple[Slot, ...]
+    dot: Dot | None = None
 
 
 Partials = Mapping[tuple[str, tuple[Expr, ...]], Partial]
 
 Accumulate = Callable[[Value], Value]
 """What makes a running value of 32-bit lanes out of the one before."""
+
+
+def add_products(f: Function, dot: Dot, operands: Sequence[Value], old: Value) -> Value:
+    """`old` and the products of groups of the operands, group by group."""
+    symbol = dot.symbol(32 * old.lanes)
+    assert symbol is not None, "there is an instruction for vectors of this width"
+    if dot.accumulates:
+        return f.intrinsic(symbol, "i32", old.lanes, [old, *operands])
+    return binary(f, "add", old, f.intrinsic(symbol, "i32", old.lanes, list(operands)))
 
 
 class Stores:
@@ -63,6 +77,9 @@ class Stores:
         x = self._x
         x.forget()
         running = partials.get((store.buffer, store.indices))
+        if running is not None and running.dot is not None:
+            self._accumulate_groups(running, running.dot, store, context)
+            return
         if running is not None:
             self._accumulate(running, x.value(store.value, context), context)
             return
@@ -201,15 +218,16 @@ class Stores:
 
     # --- partial results of vector loops -------------------------------------------------------------------
 
-    def open_partial(self, store: Store, lanes: int, copies: int) -> Partial:
+    def open_partial(self, store: Store, lanes: int, copies: int, dot: Dot | None) -> Partial:
         """Registers for a reduction over a vector loop, set to what changes nothing."""
+        lanes = lanes if dot is None else lanes // dot.points
         assert store.reducer is not None, "only reductions have partial results"
         reducer = store.reducer
         neutral = neutral_number(reducer)
         start = constant(0 if neutral is None else neutral, register_scalar(reducer.dtype), lanes)
         slots = tuple(self._slot(start) for _ in range(copies))
         seen = tuple(self._slot(constant(False, "i1", lanes)) for _ in range(copies)) if neutral is None else ()
-        return Partial(store, reducer, lanes, slots, seen)
+        return Partial(store, reducer, lanes, slots, seen, dot)
 
     def _slot(self, start: Value) -> Slot:
         slot = Slot(self._f.alloca(start.type, 64), start.lanes)
@@ -228,6 +246,19 @@ class Stores:
             active = context.mask or constant(True, "i1", slot.lanes)
             f.write(partial.seen[context.copy].pointer, binary(f, "or", seen, active))
         f.write(slot.pointer, new if context.mask is None else select(f, context.mask, new, old))
+
+    def _accumulate_groups(self, partial: Partial, dot: Dot, store: Store, context: Context) -> None:
+        """Adds the products of a vector of narrow integers; lanes that are off are zeros."""
+        f, factors = self._f, narrow_factors(store)
+        assert factors is not None, "a dot instruction adds products"
+        left, right = factors if dot.left in (factors[0].dtype, dot.right) else factors[::-1]
+        operands = []
+        for load, dtype in ((left, dot.left), (right, dot.right)):
+            value = conversions.cast(f, self._x.value(load, context), load.dtype, dtype)
+            value = splat(f, value, context.lanes)
+            operands.append(value if context.mask is None else select(f, context.mask, value, like(value, 0)))
+        slot = partial.slots[context.copy]
+        f.write(slot.pointer, add_products(f, dot, operands, f.read(slot.pointer, "i32", slot.lanes)))
 
     def close_partial(self, partial: Partial, context: Context) -> None:
         """Combines lanes and copies in a tree, then the result with the element, once."""

@@ -34,7 +34,7 @@ from polyopt.tiling.cost import moves
 from polyopt.tiling.extents import Extents
 from polyopt.tiling.pack import Chooser, Group, Packing, PackPlan, block_of
 
-LEAST_REUSE = 4
+LEAST_REUSE = 2
 """Times that an element of the lanes' operand must be used for its copy to pay."""
 
 

@@ -82,8 +82,8 @@ def test_products_of_all_pairs_of_dtypes_give_the_reference(left: DType, right: 
 
 
 @pytest.mark.parametrize("target", RUNNING)
-@pytest.mark.parametrize(("rows", "columns"), [(4, 65), (13, 15), (35, 33)])
-@pytest.mark.parametrize("depth", [1, 3, 4, 5, 6, 32])
+@pytest.mark.parametrize(("rows", "columns"), [(4, 65), (35, 15)])
+@pytest.mark.parametrize("depth", [1, 3, 6])
 def test_every_remainder_gives_the_reference(rows: int, columns: int, depth: int, target: Target) -> None:
     x, y = values(i8, (rows, depth), rows), values(i8, (depth, columns), columns)
     op = product(i8, i8, target)
@@ -92,11 +92,9 @@ def test_every_remainder_gives_the_reference(rows: int, columns: int, depth: int
 
 @pytest.mark.parametrize("target", RUNNING)
 @pytest.mark.parametrize("dtype", [i8, i16], ids=str)
-@pytest.mark.parametrize("value", ["min", "max"])
-def test_sums_that_leave_32_bits_wrap_around(dtype: DType, value: str, target: Target) -> None:
+def test_sums_that_leave_32_bits_wrap_around(dtype: DType, target: Target) -> None:
     """-2**15 squared twice is 2**31: the instruction's own sum of two products wraps too."""
-    extreme = getattr(np.iinfo(dtype.numpy), value)
-    depth = 140_000 if dtype is i8 else 66
+    extreme, depth = np.iinfo(dtype.numpy).min, 140_000 if dtype is i8 else 66
     x, y = np.full((8, depth), extreme, dtype.numpy), np.full((depth, 17), extreme, dtype.numpy)
     np.testing.assert_array_equal(product(dtype, dtype, target)(x, y), wanted("ik,kj->ij", x, y))
 
@@ -231,6 +229,36 @@ def test_windows_give_the_reference(channels: int) -> None:
     x, y = values(i8, (9, 21, channels), 3), values(i8, (3, 3, channels, 40), 4)
     view = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (0, 1))
     np.testing.assert_array_equal(window_channels(x, y), wanted("hwcrs,rscf->hwf", view, y))
+
+
+@cache
+def inner(left: DType, right: DType, target: Target | None = None) -> po.Op:
+    @po.op(target=target)
+    def inner(x: left[M, K], y: right[K]):
+        z = po.tensor("z")
+        z[i] += x[i, k] * y[k]
+        return z
+
+    return inner
+
+
+@pytest.mark.parametrize("target", RUNNING)
+@pytest.mark.parametrize(("left", "right"), PAIRS, ids=str)
+def test_sums_along_lanes_give_the_reference(left: DType, right: DType, target: Target) -> None:
+    """Groups of lanes become one running value, vectors at an end are filled up with zeros."""
+    for depth in (129, 70_004):
+        x, y = values(left, (3, depth), depth), values(right, (1, depth), 2)[0]
+        op = inner(left, right, target)
+        np.testing.assert_array_equal(op(kernels.guarded(x), kernels.guarded(y)), wanted("ik,k->i", x, y))
+    lowering = inner(left, right, target).lower(M=4, K=1024)
+    name = "pmaddwd" if target in (AVX512, AVX2, SSE) else "vpdpbusd" if {left, right} == {u8, i8} else "vpdpwssd"
+    assert name in lowering.source("asm") and "pmulld" not in lowering.source("asm")
+
+
+@pytest.mark.parametrize("step", [2, -1])
+def test_strided_sums_along_lanes_give_the_reference(step: int) -> None:
+    x, y = values(i8, (3, 600), 1)[:, ::step], values(u8, (1, 600), 2)[0, ::step]
+    np.testing.assert_array_equal(inner(i8, u8)(x, y), wanted("ik,k->i", x, y))
 
 
 def test_symbolic_sizes_give_the_reference() -> None:
