@@ -18,6 +18,7 @@ from polyopt.dsl.affine import Affine
 from polyopt.fusion import cascade, factors, joined, lift, margins, offsets, running, shared, short_sums
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion import rewrite as rewrites
+from polyopt.fusion.columns import Unfolded, unfold
 from polyopt.options import Options
 from polyopt.poly import dependence, extract
 from polyopt.poly.dependence import Dependences
@@ -51,8 +52,9 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     short = short_sums.decide(program)
     folded = rewrites.rewrite(short_sums.apply(program, short), numerics=options.numerics)
     wide = _widened(folded, options)
-    together = _joined(wide.program, options)
-    notes = (*map(str, short), *wide.notes, *together.notes)
+    unfolded = _unfolded(wide.program, options)
+    together = _joined(unfolded.program, options)
+    notes = (*map(str, short), *wide.notes, *unfolded.notes, *together.notes)
     return _in_one_pass(together.program, options, notes) or _once(together.program, options, notes)
 
 
@@ -61,6 +63,14 @@ def _widened(program: ir.Program, options: Options) -> margins.Widened:
     if options.is_on_gpu or not picks.choose("copy margins", True, lambda: (True, False)):
         return margins.Widened(program)
     return margins.widen(program)
+
+
+def _unfolded(program: ir.Program, options: Options) -> Unfolded:
+    """Windows that many results read as columns. Threads of a GPU share tiles of windows; sums in order, as strict
+    numerics want them, would have whole columns written, and not blocks of them."""
+    if options.is_on_gpu or options.is_strict:
+        return Unfolded(program)
+    return unfold(program, options.target)
 
 
 def _joined(program: ir.Program, options: Options) -> joined.Joined:

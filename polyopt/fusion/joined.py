@@ -135,12 +135,24 @@ def _closure(
                 for other in _references(user):
                     if other.tensor != reference.tensor:
                         continue
+                    if _spreads(user) and other.subscripts == user.subscripts:
+                        continue  # writes to the joined dimension
                     own = _pair(*other.subscripts[first : first + 2])
                     is_plain = other.boundary is None and all(isinstance(s, Affine) for s in other.subscripts)
                     if own is None or not is_plain:
                         return None
                     work.append((user, own))
     return found
+
+
+def _spreads(equation: ir.Equation) -> bool:
+    """Whether an equation sums nothing and knows its axes otherwise than as neighbours: they stay apart there."""
+    subscripts = [s for read in ir.reads(equation.value) for s in read.subscripts]
+    return (
+        not _sums(equation)
+        and all(isinstance(s, Affine) for s in (*subscripts, *equation.subscripts))
+        and any(isinstance(s, Affine) and len(s.terms) > 1 for s in subscripts)
+    )
 
 
 def _can_be_one(equation: ir.Equation, pair: tuple[str, str], width: int, *, reorder: bool) -> bool:
@@ -217,6 +229,7 @@ def _applied(program: ir.Program, found: _Class) -> tuple[ir.Program, str]:
                 f"{pair[0]} and {pair[1]} run as one axis: in {', '.join(sorted(found.dimensions))} "
                 f"the next {found.width} points of {pair[1]} follow where the last end"
             )
+        if names or equation.tensor in found.dimensions:
             equation = _Joiner(found, names).equation(equation)
         equations.append(equation)
     return replace(program, tensors=tensors, equations=tuple(equations)), note
@@ -267,9 +280,13 @@ class _Joiner:
         joined: list[ir.Subscript] = []
         for n, subscript in enumerate(subscripts):
             if n in dimensions:
-                pair = _pair(subscript, subscripts[n + 1])
-                assert pair is not None, "joined dimensions have an axis each"
-                joined.append(axis(self.names[pair]))
+                inner = subscripts[n + 1]
+                pair = _pair(subscript, inner)
+                if pair in self.names:
+                    joined.append(axis(self.names[pair]))
+                else:
+                    assert isinstance(subscript, Affine) and isinstance(inner, Affine), "the equation spreads"
+                    joined.append(subscript * self.found.width + inner)
             elif n - 1 not in dimensions:
                 joined.append(
                     ir.DataIndex(self.value(subscript.value)) if isinstance(subscript, ir.DataIndex) else subscript

@@ -21,7 +21,7 @@ from polyopt.dsl.affine import TRUE, Affine, axes_of, axis, constant
 from polyopt.fusion.rewrite import depends_on
 from polyopt.fusion.short_sums import length
 from polyopt.names import unused
-from polyopt.poly.intervals import extreme
+from polyopt.poly.intervals import extreme, is_within
 
 LEAST_USES = 32
 """Terms that read an element, on average, for its copy to pay."""
@@ -39,8 +39,6 @@ def widen(program: ir.Program) -> Widened:
     """The program whose sums read copies with margins where they read beyond edges often."""
     widener = _Widener(program, {t.name for t in program.tensors} | {e.name for e in program.equations})
     equations = [widener.equation(equation) for equation in program.equations]
-    if not widener.copies:
-        return Widened(program)
     copies = list(widener.copies.values())
     return Widened(
         replace(
@@ -79,15 +77,26 @@ class _Widener:
             case ir.Reduce(body=body, axes=axes):
                 return replace(expr, body=self.visit(body, equation, (*summed, *axes), in_sum=True))
             case ir.Read(boundary=boundary) if in_sum and boundary is not None:
-                copy = self.copy(expr, equation, {a.name: a for a in (*equation.all_axes, *summed)})
+                around = {a.name: a for a in (*equation.all_axes, *summed)}
+                if self.stays_inside(expr, around):
+                    return replace(expr, boundary=None)
+                copy = self.copy(expr, equation, around)
                 return expr if copy is None else _moved(expr, copy)
             case _:
                 return ir.rebuild(expr, lambda child: self.visit(child, equation, summed, in_sum=in_sum))
 
+    def stays_inside(self, read: ir.Read, around: Mapping[str, ir.Axis]) -> bool:
+        """Whether the ranges of the axes alone keep a read within the edges."""
+        shape = self.program.tensor(read.tensor).shape
+        return shape is not None and all(
+            isinstance(subscript, Affine) and is_within(subscript, extent, around)
+            for subscript, extent in zip(read.subscripts, shape, strict=True)
+        )
+
     def copy(self, read: ir.Read, equation: ir.Equation, around: Mapping[str, ir.Axis]) -> _Copy | None:
         """The copy that a read should take its elements from; None where it may not or would not pay."""
         box = _box(read, around)
-        if box is None or not self.is_whole(read.tensor):
+        if box is None or not is_whole(self.program, read.tensor):
             return None
         elements = prod(last - first + 1 for first, last in box)
         terms = prod(length(a) or 0 for a in around.values())
@@ -114,16 +123,17 @@ class _Widener:
         note = f"{name} is {read.tensor} with what its sum reads beyond the edges: each element counts in {uses} terms"
         return _Copy(tensor, equation, note, tuple(first for first, _ in box))
 
-    def is_whole(self, name: str) -> bool:
-        """Whether each element of a tensor has a value, whatever the equations read of it."""
-        shape = self.program.tensor(name).shape
-        if shape is None or not all(extent.is_constant and extent.constant > 0 for extent in shape):
-            return False
-        return self.program.tensor(name).role == "input" or any(
-            equation.guard == TRUE and equation.subscripts == tuple(axis(a.name) for a in equation.axes)
-            and all(length(a) == extent.constant for a, extent in zip(equation.axes, shape, strict=True))
-            for equation in self.program.definitions(name)
-        )  # fmt: skip
+
+def is_whole(program: ir.Program, name: str) -> bool:
+    """Whether each element of a tensor has a value, whatever the equations read of it."""
+    shape = program.tensor(name).shape
+    if shape is None or not all(extent.is_constant and extent.constant > 0 for extent in shape):
+        return False
+    return program.tensor(name).role == "input" or any(
+        equation.guard == TRUE and equation.subscripts == tuple(axis(a.name) for a in equation.axes)
+        and all(length(a) == extent.constant for a, extent in zip(equation.axes, shape, strict=True))
+        for equation in program.definitions(name)
+    )  # fmt: skip
 
 
 def _is_reused(read: ir.Read, around: Mapping[str, ir.Axis]) -> bool:

@@ -18,10 +18,11 @@ from polyopt.dsl.affine import Affine, AxisRef, Compare, axes_of, axis, constant
 from polyopt.names import unused
 from polyopt.poly.dependence import Dependences
 from polyopt.poly.distance import DistanceTester
-from polyopt.poly.roles import Roles
+from polyopt.poly.roles import Roles, roles_of
 from polyopt.poly.scop import Access, Array, Scop, Statement
 from polyopt.poly.space import Space, bounds, stretched
-from polyopt.tiling.pack import Packing, PackPlan
+from polyopt.tiling import produced
+from polyopt.tiling.pack import Packing, PackPlan, batches_of, cut_dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,14 @@ def apply(scop: Scop, dependences: Dependences, plan: PackPlan) -> Packed:
     rows: dict[str, tuple[tuple[str, Affine], ...]] = {}
     groups: dict[str, Grouped] = {}
     for packing in plan.packings:
+        if packing.is_computed:
+            scop, blocks_of = _computed(scop, dependences, packing)
+            rows |= blocks_of
+            continue
         tile = _fresh_axis(f"{packing.axis}_tile", scop.statement(packing.update))
         sharing: Mapping[str, str] = {}
         if packing.block:
-            sharing = _sharing(packing, dependences, DistanceTester.of(scop), Roles.of(scop))
+            sharing = _sharing(packing.update, packing.axis, dependences, scop)
             sharing = {} if any(name in rows for name in sharing) else sharing
         blocks = {name: ((tile, axis(column) // packing.block),) for name, column in sharing.items()}
         copy = _Copy.of(scop, packing)
@@ -74,11 +79,45 @@ def apply(scop: Scop, dependences: Dependences, plan: PackPlan) -> Packed:
     return Packed(scop, rows, groups)
 
 
-def _sharing(packing: Packing, dependences: Dependences, tester: DistanceTester, roles: Roles) -> Mapping[str, str]:
-    """The statements that can share the block loop: the column axis of each, found along coincident dependences."""
+def _computed(
+    scop: Scop, dependences: Dependences, packing: Packing
+) -> tuple[Scop, dict[str, tuple[tuple[str, Affine], ...]]]:
+    """The scop in which the operand's own statement computes it block by block, and the rows of the loops over blocks,
+    inside those over results that have blocks of their own."""
+    copy = _Copy.of(scop, packing)
+    update, read = copy.update, copy.access.read
+    (writer,) = scop.writers(packing.array)
+    panel = unused(f"{packing.axis}_panel", {*update.axes, *writer.axes})
+    along = writer.subscripts[copy.dimension(packing.axis)]
+    assert isinstance(along, Affine), "what computes an operand has affine subscripts"
+    written = copy.place(writer.subscripts, axis(panel))
+    own = produced.statement_for(scop, writer, copy.name, (panel, along // packing.points), written, packing.dtype)
+    loops: list[tuple[str, Affine, Mapping[str, Affine]]] = []  # name, row of the operand's statement, others' rows
+    for batch in batches_of(roles_of(update), read, packing.axis):
+        row = writer.subscripts[copy.dimension(batch)]
+        assert isinstance(row, Affine), "what computes an operand has affine subscripts"
+        loops.append((batch, row, {n: axis(a) for n, a in _sharing(update.name, batch, dependences, scop).items()}))
+    source = scop.array(packing.array)
+    array = Array(copy.name, packing.dtype or source.dtype, copy.shape(source), "local")
+    if array.shape[0] != constant(1):
+        sharing = _sharing(update.name, packing.axis, dependences, scop)
+        loops.append((panel, axis(panel), {n: axis(a) // packing.points for n, a in sharing.items()}))
+    together = set.intersection(*(set(sharing) for _, _, sharing in loops)) - {writer.name} if loops else set()
+    rows = {n: tuple((loop, sharing[n]) for loop, _, sharing in loops) for n in sorted(together)}
+    rows[own.name] = tuple((loop, row) for loop, row, _ in loops)
+    changed = {writer.name: own, update.name: copy.redirected()}
+    statements = tuple(changed.get(s.name, s) for s in scop.statements)
+    arrays = (*(a for a in scop.arrays if a is not source), array)
+    return replace(scop, statements=statements, arrays=arrays), rows
+
+
+def _sharing(update: str, along: str, dependences: Dependences, scop: Scop) -> Mapping[str, str]:
+    """The statements that can share a loop over an axis of a contraction, or over blocks of it: the axis of each, found
+    along coincident dependences."""
+    tester, roles = DistanceTester.of(scop), Roles.of(scop)
     apart = dependences.recurrent
-    found = {packing.update: packing.axis}
-    work = [packing.update]
+    found = {update: along}
+    work = [update]
     while work:
         name = work.pop()
         for dependence in dependences.ordered:
@@ -152,8 +191,7 @@ class _Copy:
 
     def dimension(self, name: str) -> int:
         """The first dimension of the operand whose subscript knows an axis."""
-        subscripts = self.access.read.subscripts
-        return next(d for d, s in enumerate(subscripts) if isinstance(s, Affine) and name in axes_of(s))
+        return cut_dimension(self.access.read, name)
 
     def inner_order(self) -> tuple[int, ...]:
         """The operand's other dimensions: in the order in which the contraction's loops step through them, or as they

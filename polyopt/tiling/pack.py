@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
-from math import gcd
+from math import gcd, prod
 
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, axis
 from polyopt.dtypes import DType
 from polyopt.poly.dependence import Dependences
-from polyopt.poly.roles import Roles
+from polyopt.poly.roles import AxisRoles, Roles
 from polyopt.poly.scop import Scop, Statement
 from polyopt.target import Target
+from polyopt.tiling import produced
 from polyopt.tiling.contraction import RegisterTile, choose, is_contiguous, rows_along
 from polyopt.tiling.cost import moves
 from polyopt.tiling.extents import Extents
@@ -71,6 +72,7 @@ class Packing:
     group:  what one instruction takes; its elements are neighbours in the copy
     panel_bytes: size of one panel
     reason: why where it lies is not good enough
+    is_computed: what computes the operand computes the block; nothing is copied
     """
 
     update: str
@@ -83,8 +85,14 @@ class Packing:
     reason: str
     dtype: DType | None = None
     group: Group | None = None
+    is_computed: bool = False
 
     def __str__(self) -> str:
+        if self.is_computed:
+            return (
+                f"{self.array} computed for {self.update} in blocks of {self.points} along {self.axis} "
+                f"({self.panel_bytes} bytes each): {self.reason}"
+            )
         if not self.axis:
             return f"{self.array} copied for {self.update}, all of it ahead: {self.reason}"
         when = f"{self.block} columns at a time" if self.block else "all of it ahead"
@@ -169,6 +177,18 @@ class Chooser:
             blocked |= packing.block > 0
             yield replace(packing, dtype=_converted_to(self.update, access.read))
 
+    def computed(self, tile: RegisterTile, number: int, length: int) -> Packing:
+        """Blocks of an operand that is computed as they are needed."""
+        read = self.update.reads[number].read
+        shape = self.roles.by_statement[self.update.name]
+        batches = prod(self.extents.axis(self.update.name, name) for name in batches_of(shape, read, tile.lanes))
+        block = produced.block_of(length, tile.columns, self.panel_bytes(read, 1), batches, self.target)
+        reason = "the whole of it is never needed at once"
+        panel_bytes = self.panel_bytes(read, block)
+        return Packing(
+            self.update.name, number, tile.lanes, block, block, read.tensor, panel_bytes, reason, is_computed=True
+        )
+
     def converted(self, number: int) -> Packing | None:
         """A copy of an operand that is converted each time it is read."""
         read = self.update.reads[number].read
@@ -185,6 +205,8 @@ class Chooser:
         if not self.by_lanes(number, tile.lanes) or self.reuse(read) < LEAST_REUSE:
             return None
         length = self.extents.axis(self.update.name, tile.lanes)
+        if produced.producer(self.extents.scop, self.update, read, cut_dimension(read, tile.lanes)) is not None:
+            return self.computed(tile, number, length)
         if length <= tile.columns:
             return None
         panel_bytes, reason = self.panel_bytes(read, tile.columns), ""
@@ -226,8 +248,8 @@ class Chooser:
 
     def batched(self, read: ir.Read, lanes: str) -> bool:
         """Whether each of several results has a panel of its own."""
-        free = set(self.roles.by_statement[self.update.name].free) - {lanes}
-        return any(self.extents.axis(self.update.name, name) > 1 for name in free & _axes(read))
+        shape = self.roles.by_statement[self.update.name]
+        return any(self.extents.axis(self.update.name, name) > 1 for name in batches_of(shape, read, lanes))
 
     def reuse(self, read: ir.Read) -> int:
         """Times that an element of the operand is read."""
@@ -253,6 +275,16 @@ class Chooser:
         way = self.target.l1_bytes // WAYS
         distinct_rows = way // gcd(row_bytes, way) if row_bytes else 1
         return min(way, distinct_rows * max(points * array.dtype.itemsize, self.target.line_bytes)) * WAYS
+
+
+def batches_of(shape: AxisRoles, read: ir.Read, lanes: str) -> tuple[str, ...]:
+    """The axes of the result, other than the lanes, that an operand knows: it has a panel for each of their points."""
+    return tuple(name for name in shape.free if name != lanes and name in _axes(read))
+
+
+def cut_dimension(read: ir.Read, name: str) -> int:
+    """The dimension of an operand that an axis runs along, the first one."""
+    return next(d for d, s in enumerate(read.subscripts) if isinstance(s, Affine) and name in axes_of(s))
 
 
 def _converted_to(update: Statement, read: ir.Read) -> DType | None:
