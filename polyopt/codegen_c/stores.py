@@ -34,6 +34,10 @@ from polyopt.dsl.ir import Reducer
 from polyopt.loops.ir import Expr, Store
 
 
+def _zero(value: Value) -> Value:
+    return constant(0, value.scalar)
+
+
 @dataclass(frozen=True, slots=True)
 class Partial:
     """The running values of one reduction of a vector loop, lane by lane.
@@ -97,8 +101,25 @@ class Stores:
         elif guard is not None and guard.lanes > 1:
             self._store_lanes(store, place, address, value, context.lanes, both(self._f, context.mask, guard))
         else:
-            write = partial(self._store_lanes, store, place, address, value, context.lanes, context.mask)
+            mask = context.mask
+            if self._may_fill(place, indices, context):
+                assert mask is not None, "lanes past the end are masked"
+                value, mask = select(self._f, mask, splat(self._f, value, context.lanes), _zero(value)), None
+            write = partial(self._store_lanes, store, place, address, value, context.lanes, mask)
             self._guarded(guard, write)
+
+    def _may_fill(self, place: Place, indices: Sequence[memory.Index], context: Context) -> bool:
+        """Whether lanes past the end of a loop may store zeros: behind what a row of a panel holds, and still in it.
+
+        Whole vectors read panels to the end of the row. What memory held before is full of subnormal numbers, and
+        arithmetic on them takes a hundred times as long.
+        """
+        if not place.buffer.padded or context.mask is None or context.mask != context.tail:
+            return False
+        last, extent = indices[-1], place.extents[-1]
+        if not isinstance(last, Linear) or last.terms or last.lane_factor != 1 or not extent.is_constant:
+            return False
+        return last.constant % context.lanes == 0 and last.constant + context.lanes <= extent.constant
 
     def _guarded(self, guard: Value | None, write: Callable[[], None]) -> None:
         if guard is None:

@@ -49,8 +49,9 @@ def handed_ns(scop: Scop, tree: Tree, target: Target, shared: Set[str]) -> float
     inside = [scop.statement(name) for name in statements(tree)]
     read = {access.read.tensor for statement in inside for access in statement.reads}
     filled = {array.name for array in scop.arrays if array.role == "local"} - {s.array for s in inside}
-    sizes = {name: whole_bytes(scop, name) / (2 if name in shared else 1) for name in read & filled}
-    return sum(size for size in sizes.values() if size <= target.l2_bytes // 2) / HANDED_BYTES_PER_NS
+    sizes = {name: whole_bytes(scop, name) for name in read & filled}
+    kept = {name: size for name, size in sizes.items() if size <= target.l2_bytes // 2}
+    return sum(size / (2 if name in shared else 1) for name, size in kept.items()) / HANDED_BYTES_PER_NS
 
 
 def _operations(statement: Statement) -> int:

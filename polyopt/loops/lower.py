@@ -141,7 +141,7 @@ def _buffer(array: Array, storage: Storage, space: str) -> Buffer:
     shape = tuple(affine_expr(extent) for extent in storage.extent)
     last = storage.extent[-1] if storage.extent else Affine(0)
     aligned = len(shape) <= 1 or (last.is_constant and last.constant * array.dtype.itemsize % 64 == 0)
-    return Buffer(array.name, array.dtype, shape, space, None, aligned)  # type: ignore[arg-type]  # a space's name
+    return Buffer(array.name, array.dtype, shape, space, None, aligned, padded=array.padded)  # type: ignore[arg-type]  # a space's name
 
 
 @dataclass(slots=True)

@@ -21,13 +21,15 @@ from polyopt.errors import Span
 class Array:
     """Storage of a tensor, or of the running value of a reduction inside an expression.
 
-    shape: extents, affine in the symbolic sizes
+    shape:  extents, affine in the symbolic sizes
+    padded: a panel, whose rows may end in elements that nothing defines
     """
 
     name: str
     dtype: DType
     shape: tuple[Affine, ...]
     role: Literal["input", "output", "local"]
+    padded: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

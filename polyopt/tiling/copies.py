@@ -167,7 +167,7 @@ class _Copy:
         update, redirected = self.update, self.redirected()
         statements = tuple(redirected if s is update else s for s in self.scop.statements)
         source = self.scop.array(self.packing.array)
-        array = Array(self.name, self.packing.dtype or source.dtype, self.shape(source), "local")
+        array = Array(self.name, self.packing.dtype or source.dtype, self.shape(source), "local", padded=True)
         return replace(self.scop, statements=(self.statement(), *statements), arrays=(*self.scop.arrays, array))
 
     @property
