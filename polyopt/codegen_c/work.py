@@ -6,13 +6,15 @@ cache that holds them. Both are guesses within a factor of two, which is what th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import assert_never
 
+from polyopt.dsl.affine import Affine, axes_of
 from polyopt.dsl.ir import Op
 from polyopt.fusion.rewrite import cost
-from polyopt.poly.scop import Scop, Statement
-from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, loops, statements
+from polyopt.poly.scop import Access, Scop, Statement
+from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
+from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import Target
 from polyopt.tiling.extents import Extents
 
@@ -40,18 +42,30 @@ def nanoseconds(scop: Scop, tree: Tree, extents: Extents, target: Target, outsid
     return max(operations / OPERATIONS_PER_NS, size / _bytes_per_ns(target, size))
 
 
-def handed_ns(scop: Scop, tree: Tree, target: Target, shared: Set[str]) -> float:
-    """The time for which cores pass on what `tree` reads of temporaries that were filled before it runs.
+def handed_ns(scop: Scop, loop: Loop, target: Target, shared: Set[str]) -> float:
+    """The time for which cores pass on what a parallel loop reads of temporaries that were filled before it runs.
 
     What outgrows a core's own cache has left it by then, and is read like everything else.
     shared: the temporaries that the threads fill together, so that each has a part already
     """
-    inside = [scop.statement(name) for name in statements(tree)]
-    read = {access.read.tensor for statement in inside for access in statement.reads}
+    inside = [scop.statement(name) for name in loop.statements]
     filled = {array.name for array in scop.arrays if array.role == "local"} - {s.array for s in inside}
-    sizes = {name: whole_bytes(scop, name) for name in read & filled}
-    kept = {name: size for name, size in sizes.items() if size <= target.l2_bytes // 2}
-    return sum(size / (2 if name in shared else 1) for name, size in kept.items()) / HANDED_BYTES_PER_NS
+    total = 0.0
+    for name in filled:
+        size, reads = whole_bytes(scop, name), _reads(inside, name)
+        if reads and size <= target.l2_bytes // 2:
+            is_split = all(_is_split(access, loop.row(statement.name)) for statement, access in reads)
+            total += size / (2 if name in shared else 1) / (2 if is_split else 1)
+    return total / HANDED_BYTES_PER_NS
+
+
+def _reads(inside: Sequence[Statement], name: str) -> list[tuple[Statement, Access]]:
+    return [(s, access) for s in inside for access in s.reads if access.read.tensor == name]
+
+
+def _is_split(access: Access, row: Affine) -> bool:
+    """Whether iterations read parts of their own: the loop moves what is read."""
+    return any(isinstance(s, Affine) and axes_of(s) & axes_of(row) for s in access.read.subscripts)
 
 
 def _operations(statement: Statement) -> int:
@@ -65,7 +79,7 @@ def _lanes(tree: Tree, extents: Extents, target: Target, scop: Scop) -> dict[str
     match tree:
         case Leaf():
             return {}
-        case Sequence(children):
+        case TreeSequence(children):
             return {name: lanes for child in children for name, lanes in _lanes(child, extents, target, scop).items()}
         case Loop(kind="vector", rows=rows):
             return {

@@ -125,6 +125,15 @@ def test_a_panel_that_one_core_fills_for_the_others_counts_against_threads() -> 
     assert lowering.mapping.too_short[-1].least_ns == machine.parallel_ns + 2 * alone
 
 
+def test_threads_that_read_panels_of_their_own_hand_over_half() -> None:
+    machine = preset("avx512")
+    lowering = product.lower(M=128, N=128, K=128, target=machine)
+    (packing, tiles) = [loop for loop in tree_of(lowering).children if isinstance(loop, Loop)]
+    (columns,) = [loop for loop in loops(tiles) if loop.name.startswith("j") and loop.kind == "serial"]
+    whole, half = (work.handed_ns(lowering.scop, loop, machine, set()) for loop in (tiles, columns))
+    assert half == whole / 2 > 0
+
+
 def tree_of(lowering: Lowering) -> Sequence:
     assert isinstance(lowering.tree, Sequence)
     return lowering.tree
