@@ -130,8 +130,9 @@ def _instruction(
     statement: Statement, target: GpuTarget, axes: tuple[str, str], depth: str, products: Products
 ) -> tuple[Instruction | None, str]:
     """The tensor cores' instruction for a sum, or why there is none."""
-    reducer, factors = statement.reducer, _factors(statement.value)
-    if reducer is None or reducer.name != "sum" or factors is None:
+    reducer = statement.reducer
+    factors = None if reducer is None or reducer.name != "sum" else _factors(statement.value, reducer.dtype)
+    if reducer is None or factors is None:
         return None, "the sum is not one of products of two elements"
     rows = [read for read in factors if _lies_along(read, axes[0], axes[1], depth)]
     columns = [read for read in factors if _lies_along(read, axes[1], axes[0], depth)]
@@ -150,9 +151,9 @@ def _instruction(
     return one, ""
 
 
-def _factors(value: Expr) -> tuple[Read, Read] | None:
-    """The two elements that a value is the product of, converted or not."""
-    if not isinstance(value, Op) or value.name != "mul":
+def _factors(value: Expr, dtype: DType) -> tuple[Read, Read] | None:
+    """The two elements that a value is the product of in a sum's dtype, to which they are converted and no other."""
+    if not isinstance(value, Op) or value.name != "mul" or any(arg.dtype != dtype for arg in value.args):
         return None
     left, right = (arg.arg if isinstance(arg, Cast) else arg for arg in value.args)
     return (left, right) if isinstance(left, Read) and isinstance(right, Read) else None

@@ -207,8 +207,16 @@ def shifted(x: bf16[M], w: bf16[K, N]) -> object:
     return y
 
 
+@po.op
+def rounded(x: bf16[M, K], w: f16[K, N]) -> object:
+    y = po.tensor("y", dtype=f32)
+    y[i, j] += po.cast(x[i, k], f16) * w[k, j]
+    return y
+
+
 def test_other_sums_stay_with_threads_and_the_plan_says_why() -> None:
     assert "the sum is not one of products of two elements" in chosen(scaled)
+    assert "the sum is not one of products of two elements" in chosen(rounded)
     assert "not each factor lies along one side" in str(lowered(shifted, M=200, N=64, K=64).mapping)
 
 
