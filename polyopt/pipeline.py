@@ -27,7 +27,7 @@ from polyopt.errors import ArgumentError, DefinitionError, LegalityError, Schedu
 from polyopt.fusion import attach
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
-from polyopt.loops import interior
+from polyopt.loops import edges, interior
 from polyopt.loops import lower as loops_lower
 from polyopt.loops import split as loops_split
 from polyopt.loops.ir import Expr, For, LoopProgram
@@ -372,7 +372,8 @@ class Lowering:
             strides=self.options.layouts,
             shapes={tensor.name: tensor.shape for tensor in self.program.tensors if tensor.shape is not None},
         )
-        return loops_split.split(interior.split(streams.apply(program, used.mapping.streams)))
+        streamed = streams.apply(program, used.mapping.streams)
+        return edges.split(loops_split.split(interior.split(streamed)))
 
     def scheduled(self, tree: Tree, places: StoragePlan, target: Target) -> Lowering:
         """The same operator under another schedule tree and storage plan, which are proved, for a target.

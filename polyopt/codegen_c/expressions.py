@@ -26,6 +26,7 @@ from polyopt.codegen_c.values import (
     compare,
     constant,
     convert,
+    first_lanes,
     int64,
     intrinsic,
     lane,
@@ -294,9 +295,11 @@ class Expressions:
     @staticmethod
     def may_read_on(place: Place, context: Context) -> bool:
         """Whether lanes past the end of the loop may read what they find: numbers that nobody looks at, in a buffer of
-        ours, behind which there is room (`abi.SLACK_BYTES`)."""
-        is_own = place.buffer.space != "argument"
-        return is_own and context.mask is not None and context.mask == context.tail
+        ours, behind which there is room (`abi.SLACK_BYTES`). Not floats where the mask is a constant, and costs
+        nothing: what happens to lie there may be denormal, and sums of that are slow."""
+        if place.buffer.space == "argument" or context.mask is None or context.mask != context.tail:
+            return False
+        return not place.buffer.dtype.is_float or first_lanes(context.mask) is None
 
     def _transposed(
         self, place: Place, expr: Load, address: memory.Address, guard: Value | None, context: Context

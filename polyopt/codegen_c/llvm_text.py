@@ -366,6 +366,11 @@ class Function:
         text = f"call {flags}{result} @{name}({', '.join(map(str, operands))})"
         return self.instruction(text, scalar, lanes, operands, motion, buffer)
 
+    def landmark(self) -> None:
+        """Nothing at all, which LLVM leaves where it is: so the block that it stands in stays, and with it what only
+        this block sets up. LLVM 22 else sets up two loops in front of the branch between them, registers and all."""
+        self.line('call void asm sideeffect "", ""()')
+
     def effect(self, name: str, operands: list[Value]) -> None:
         """A call for its effect."""
         self.module.declare(f"declare void @{name}({', '.join(operand.type for operand in operands)})")

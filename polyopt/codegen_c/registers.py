@@ -39,6 +39,7 @@ class Access:
     context:     of the iteration; None where the subscripts change as the loop runs
     happens:     the condition on which it happens in a partial tile
     is_certain:  it happens in every iteration of the loop (that condition aside)
+    sets:        it stores a value that does not depend on what was there
     """
 
     buffer: str
@@ -46,17 +47,19 @@ class Access:
     context: Context | None
     happens: Value | None
     is_certain: bool
+    sets: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """An element, or a vector of them, that stays in a register."""
+    """An element, or a vector of them, that stays in a register. is_set: it is stored before it is read"""
 
     buffer: str
     key: Key
     lanes: int
     mask: Value | None
     happens: Value | None
+    is_set: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +93,22 @@ class Planner:
 
         partial: for loops that may have fewer iterations than they are written out for
         """
-        walker = _Walker(self._x, self._lanes, loop, partial)
-        accesses = list(walker.statement(loop.body, context, None, certain=True))
-        stored = stored_buffers(loop.body)
+        return self._plan(loop.body, frozenset({loop.var}), context, partial=partial)
+
+    def plan_block(self, block: Block, context: Context) -> Plan:
+        """What stays in registers from statement to statement of a block; nothing where a number of iterations is open.
+
+        A sum is set to zero, added up in a loop and used in place, all of it in registers.
+        """
+        if not _hands_on(block, context):
+            return NOTHING
+        plan = self._plan(block, frozenset(), context, partial=False)
+        return NOTHING if plan.flat or plan.needed else plan
+
+    def _plan(self, body: Stmt, moving: frozenset[str], context: Context, *, partial: bool) -> Plan:
+        walker = _Walker(self._x, self._lanes, body, moving, partial)
+        accesses = list(walker.statement(body, context, None, certain=True))
+        stored = stored_buffers(body)
         promoted: list[Promoted] = []
         for buffer in sorted(stored - set(context.registers)):
             mine = [access for access in accesses if access.buffer == buffer]
@@ -119,24 +135,27 @@ class Planner:
             is_vector = any(form.lane_factor for form in key)
             lanes = access.context.lanes if is_vector else 1
             mask = access.context.mask if is_vector else None
-            element = elements.setdefault(key, Promoted(buffer, key, lanes, mask, access.happens))
-            if element.lanes != lanes:
+            is_set = access.sets and access.is_certain and access.happens is None
+            element = elements.setdefault(key, Promoted(buffer, key, lanes, mask, access.happens, is_set))
+            if element.lanes != lanes or element.mask != mask:
                 return None
         found = list(elements.values())
         return found if are_disjoint(found) else None
 
     def load(self, promoted: tuple[Promoted, ...], context: Context) -> Context:
-        """Reads the elements into registers; the context in which they live there."""
+        """Reads the elements into registers, but those that are set first; the context in which they live there."""
         registers = {buffer: dict(slots) for buffer, slots in context.registers.items()}
         f = self._x.f
         for element in promoted:
             place = self._x.places[element.buffer]
             scalar = register_scalar(place.buffer.dtype)
             slot = Slot(f.alloca(vector_type(scalar, element.lanes), 64), element.lanes, element.mask)
+            registers.setdefault(element.buffer, {})[element.key] = slot
+            if element.is_set:
+                continue
             address = memory.address_of(f, place, element.key, element.lanes)
             stored = memory.read(f, place, address, element.lanes, element.mask, element.happens)
             f.write(slot.pointer, conversions.from_memory(f, stored, place.buffer.dtype))
-            registers.setdefault(element.buffer, {})[element.key] = slot
         return replace(context, registers=registers)
 
     def store(self, promoted: tuple[Promoted, ...], context: Context) -> None:
@@ -177,15 +196,26 @@ def are_disjoint(elements: list[Promoted]) -> bool:
     return sum(bool(form.lane_factor) for form in first.key) <= 1
 
 
+def _hands_on(block: Block, context: Context) -> bool:
+    """Whether statements of a block store to one buffer that is in memory yet, and a serial loop is among them."""
+    stored = [stored_buffers(inner) - context.registers.keys() for inner in block.body]
+    for number, inner in enumerate(block.body):
+        others = frozenset().union(*stored[:number], *stored[number + 1 :])
+        if isinstance(inner, For) and inner.kind == "serial" and stored[number] & others:
+            return True
+    return False
+
+
 class _Walker:
     """Enumerates the accesses inside a loop, with loops that can be written out written out."""
 
-    def __init__(self, x: Expressions, lanes: LanePlanner, loop: For, partial: bool) -> None:
+    def __init__(self, x: Expressions, lanes: LanePlanner, body: Stmt, moving: frozenset[str], partial: bool) -> None:
+        """moving: variables that change while the statement runs, besides those of its own loops."""
         self._x = x
         self._lanes = lanes
-        self._moving = {loop.var}
+        self._moving = {*moving}
         self._local: set[str] = set()
-        self._stored = stored_buffers(loop.body)
+        self._stored = stored_buffers(body)
         self._partial = partial
         self.edges: dict[str, tuple[Trip, ...]] = {}
         self.needed: dict[str, Trip] = {}
@@ -299,7 +329,8 @@ class _Walker:
     def _access(self, access: Load | Store, context: Context, happens: Value | None, certain: bool) -> Access:
         is_plain = not access.checks and (isinstance(access, Store) or access.mask is None)
         moves = not is_plain or access.buffer in self._local or any(self._moves(index) for index in access.indices)
-        return Access(access.buffer, access.indices, None if moves else context, happens, certain)
+        sets = isinstance(access, Store) and access.reducer is None
+        return Access(access.buffer, access.indices, None if moves else context, happens, certain, sets)
 
     def _moves(self, expr: Expr) -> bool:
         """Whether an expression may change while the loop runs."""

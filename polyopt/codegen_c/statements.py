@@ -78,9 +78,8 @@ class Statements:
 
     def statement(self, statement: Stmt, context: Context) -> None:
         match statement:
-            case Block(body):
-                for inner in body:
-                    self.statement(inner, context)
+            case Block():
+                self._block(statement, context)
             case For():
                 self._loop(statement, context)
             case If(condition, then, otherwise):
@@ -96,6 +95,18 @@ class Statements:
                 self._stores.store(statement, context, self._partials)
             case _:
                 assert_never(statement)
+
+    def _block(self, block: Block, context: Context) -> None:
+        """The statements in turn; what each takes over from the one before stays in registers where it can."""
+        for run in _runs(block):
+            plan = self._planner.plan_block(run, context)
+            held = context
+            if plan.promoted:
+                self._f.landmark()
+                held = self._planner.load(plan.promoted, context)
+            for inner in run.body:
+                self.statement(inner, held)
+            self._planner.store(plan.promoted, held)
 
     # --- conditions and storage ----------------------------------------------------------------------------
 
@@ -145,7 +156,7 @@ class Statements:
         if loop.kind == "group" and self._groups.write(loop, trip, context):
             return
         flat = context.flat.get(loop.var)
-        if flat is None and trip.count is not None and can_be_flat(loop, trip, 1):
+        if flat is None and trip.count is not None and can_be_flat(loop, trip, 1, self._most_code(loop, context)):
             flat = Flat(trip.count, partial=False)
         if flat is not None:
             for inner, _ in unrolled_contexts(self._x, loop, trip, flat, context):
@@ -267,8 +278,7 @@ class Statements:
             self._guarded(trip, lambda: self._f.region(whole, stored_buffers(loop.body)))
 
     def _most_code(self, loop: For, context: Context) -> int:
-        """The most instructions for which a vector loop is written out: its values have to be, where they are held in
-        registers."""
+        """The most instructions for which a loop is written out: it has to be where registers hold its values."""
         is_held = context.registers and not buffers_used(loop).isdisjoint(context.registers)
         return MOST_CODE if is_held else MOST_PLAIN_CODE
 
@@ -376,6 +386,19 @@ class Statements:
 def _trips(plan: Plan) -> Iterator[Trip]:
     """Every trip of the loops that a plan writes out."""
     return (trip for trips in plan.flat.values() for trip in trips)
+
+
+def _runs(block: Block) -> Iterator[Block]:
+    """The statements of a block, in runs between those that would be too much code written out."""
+    run: list[Stmt] = []
+    for inner in block.body:
+        if isinstance(inner, For) and inner.kind != "serial" and cost_of(inner) > MOST_PLAIN_CODE:
+            yield Block(tuple(run))
+            yield Block((inner,))
+            run = []
+        else:
+            run.append(inner)
+    yield Block(tuple(run))
 
 
 def constant_extent(extent: object) -> int:

@@ -3,13 +3,16 @@
 Read off the access relations alone. An operand that does not know the rows is loaded once for all of them, one that
 does not know the lanes is broadcast, and one that knows both is loaded anew for every vector of the tile. The tile
 that does most multiply-adds per cycle wins: a cycle has two of them and two loads, a chain of additions waits for
-the one before it, and rows or lanes past the end of an axis do nothing. Sources: [BLIS15], section 3, for tiles out
-of operand reuse; windows, batches and sums over several axes need nothing more.
+the one before it, and the last tiles of an axis, with the rows and vectors that are left, take their own time. Sources:
+[BLIS15], section 3, for tiles out of operand reuse; windows, batches and sums over several axes need nothing more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from polyopt import picks
 from polyopt.classes import dataclass
@@ -18,7 +21,7 @@ from polyopt.dsl.ir import Subscript
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Statement
 from polyopt.target import Target
-from polyopt.tiling.cost import covered, moves
+from polyopt.tiling.cost import moves
 from polyopt.tiling.extents import Extents
 
 LATENCY = 4
@@ -27,7 +30,19 @@ LATENCY = 4
 LOOP = 0.5
 """Cycles for the counter and the branch of a loop, of which the rest of the body hides the most."""
 
+FAR = 0.3
+"""Cycles that a cache line takes longer than one in the first cache: vectors come from the second as a rule."""
+
+START = 8.0
+"""Cycles to begin and end a tile's sum, besides those for each accumulator: a branch that is not foreseen."""
+
+EDGE = 0.003
+"""Share of its speed that a tile must gain for the code of tiles at an edge, which is compiled too."""
+
 MOST_ROWS, MOST_VECTORS = 14, 4
+
+INDICES = 2
+"""Registers that hold the order of lanes where vectors of 512 bits are turned; shorter ones need none."""
 
 GATHER = 8.0
 """Loads that one gathered vector costs."""
@@ -42,7 +57,6 @@ class RegisterTile:
     height:   rows
     columns:  points along `lanes`, whole vectors of them
     loads:    per multiply-add
-    traffic:  the same, where a vector counts as three: it comes from a farther cache than what is broadcast
     speed:    share of the processor's multiply-adds that the tile reaches at best, edges included
     """
 
@@ -51,7 +65,6 @@ class RegisterTile:
     height: int
     columns: int
     loads: float
-    traffic: float
     speed: float
 
 
@@ -79,30 +92,37 @@ def choose(
     lanes: str,
     rows: Sequence[str],
     packed: Sequence[int] = (),
-    block: int | None = None,
+    blocks: Mapping[str, int] = MappingProxyType({}),
 ) -> RegisterTile:
     """The best register tile with vectors along `lanes` and rows along one of `rows`, or none.
 
     packed: numbers of the reads that will be copied so that their elements lie along the lanes
-    block:  an outer loop cuts the axis of the lanes into runs of so many points; tiles fill them without a rest
+    blocks: points of the runs that outer loops cut axes into, by axis; tiles fill them without a rest
     """
     width = lanes_of(statement, roles, target)
-    length = extents.axis(statement.name, lanes)
-    if block is not None and block < length:
-        length = block
+    length = min(extents.axis(statement.name, lanes), blocks.get(lanes, sys.maxsize))
+    depth = math.prod(extents.axis(statement.name, name) for name in roles.by_statement[statement.name].reduced)
+    far = FAR * target.vector_bits / 8 / target.line_bytes
+    are_turned = any(not is_contiguous(statement.reads[number].read.subscripts, lanes) for number in packed)
+    registers = target.vector_registers - (INDICES if are_turned and target.vector_bits >= 512 else 0)
     merits: dict[RegisterTile, float] = {}
     for axis in (None, *rows):
-        height = extents.axis(statement.name, axis) if axis is not None else 1
+        height = 1 if axis is None else min(extents.axis(statement.name, axis), blocks.get(axis, sys.maxsize))
         operands = [
             _operand(access.read.subscripts, axis, lanes, packed=number in packed)
             for number, access in enumerate(statement.reads)
         ]
         most = MOST_ROWS if axis is None and streams(statement, extents, lanes) else MOST_VECTORS
-        for tile in _tiles(target.vector_registers, operands, width, height, length, most):
-            candidate = RegisterTile(axis, lanes, *tile)
-            if length == block and block % width == 0 and block % candidate.columns:
+        for rows_held, vectors in _tiles(registers, operands, width, height, length, most):
+            cuts = (blocks.get(lanes), vectors * width, width), (blocks.get(axis or ""), rows_held, 1)
+            if any(_leaves_rest(*cut) for cut in cuts):
                 continue
-            merits[candidate] = candidate.speed * (1 - 0.05 * candidate.traffic)
+            loads = sum(operand.loads(rows_held, vectors) for operand in operands) / (rows_held * vectors)
+            cycles = _cycles(operands, (height, rows_held), (-(-length // width), vectors), depth, far)
+            speed = height * length / width * depth / 2 / cycles
+            tile = RegisterTile(axis, lanes, rows_held, vectors * width, loads, speed)
+            edges = bool(height % rows_held) + bool(-(-length // width) % vectors)
+            merits[tile] = speed * (1 - EDGE * edges)
     assert merits, "a tile of one vector always fits"
     ranked = sorted(merits, key=lambda tile: merits[tile])[::-1]  # of equal ones the inner axis
     return picks.choose(
@@ -147,8 +167,8 @@ def lanes_of(statement: Statement, roles: Roles, target: Target) -> int:
 
 def _tiles(
     registers: int, operands: Sequence[Operand], width: int, height: int, length: int, most: int
-) -> Iterator[tuple[int, int, float, float, float]]:
-    """(rows, columns, loads and traffic per multiply-add, speed) of every tile that fits the register file.
+) -> Iterator[tuple[int, int]]:
+    """(rows, vectors) of every tile that fits the register file.
 
     most: vectors side by side; a sum that streams its operands past one row wants many
     """
@@ -156,16 +176,43 @@ def _tiles(
         if vectors > 1 and (vectors - 1) * width >= length:
             break
         for rows in range(1, min(height, MOST_ROWS) + 1):
-            accumulators = rows * vectors
             held = vectors if rows > 1 and any(o.by_lane and not o.by_row for o in operands) else 1
-            if accumulators + held + 1 > registers:
+            if rows * vectors + held + 1 > registers:
                 break
+            yield rows, vectors
+
+
+def _leaves_rest(block: int | None, tile: int, step: int) -> bool:
+    """Whether tiles do not fill a block that some tile of so many steps would fill."""
+    return block is not None and block % step == 0 and block % tile > 0
+
+
+def _cycles(
+    operands: Sequence[Operand], down: tuple[int, int], along: tuple[int, int], depth: int, far: float
+) -> float:
+    """Cycles for all tiles of a result, those at its edges included.
+
+    down:  its rows, and those of a tile; along: the same for vectors
+    depth: terms of each sum
+    far:   what a vector takes more than one in the first cache
+    """
+    total = 0.0
+    for row_tiles, rows in _pieces(*down):
+        for column_tiles, vectors in _pieces(*along):
             loads = sum(operand.loads(rows, vectors) for operand in operands)
-            cycles = max(accumulators / 2, loads / 2, LATENCY) + LOOP
-            full = covered(height, rows) * covered(length, vectors * width)
-            far = sum(2 * operand.loads(rows, vectors) for operand in operands if operand.by_lane)
-            speed = accumulators / 2 / cycles * full
-            yield rows, vectors * width, loads / accumulators, (loads + far) / accumulators, speed
+            wide = sum(operand.loads(rows, vectors) for operand in operands if operand.by_lane)
+            term = max(rows * vectors / 2, loads / 2, LATENCY) + LOOP + far * wide
+            total += row_tiles * column_tiles * (depth * term + rows * vectors + START)
+    return total
+
+
+def _pieces(extent: int, tile: int) -> Iterator[tuple[int, int]]:
+    """How many tiles there are of each length."""
+    whole, rest = divmod(extent, tile)
+    if whole:
+        yield whole, tile
+    if rest:
+        yield 1, rest
 
 
 def _operand(subscripts: Sequence[Subscript], rows: str | None, lanes: str, *, packed: bool) -> Operand:

@@ -283,8 +283,8 @@ class _Planner:
         assert lanes is not None, "lanes run along an axis"
         is_contraction = self.roles.by_statement[update.name].contraction
         rows = rows_along(update, self.roles, tuple(axes), lanes) if is_contraction else ()
-        block = self.blocks.get((update.name, lanes))
-        return choose(update, self.roles, self.extents, self.target, lanes=lanes, rows=rows, block=block)
+        blocks = {axis: points for (name, axis), points in self.blocks.items() if name == update.name}
+        return choose(update, self.roles, self.extents, self.target, lanes=lanes, rows=rows, blocks=blocks)
 
     def rows_first(self, update: Statement, tile: RegisterTile) -> bool:
         """Whether all columns pass by a few rows before the next rows come."""

@@ -29,7 +29,16 @@ from polyopt.tiling.cost import moves
 from polyopt.tiling.extents import Extents
 
 LEAST_REUSE = 32
-"""Times that a panel must be read for its copy to pay."""
+"""Times that an element must be read for its copy to pay."""
+
+COPY = 12.0
+"""Cycles to copy a cache line to where it lies densely."""
+
+CROWDED, PAGED = 0.5, 4.0
+"""Cycles that a cache line takes longer each time that a tile reads it where its rows fall into few sets of the first
+cache, and where each row starts a page (measured on AVX-512 with 48 KiB and 2 MiB, the second cache holding all)."""
+
+PAGE_BYTES = 4096
 
 BLOCK_COLUMNS = (64, 80, 96, 112, 128)
 """Columns of a block, about: enough to reuse a row of the other operand that often from the first cache."""
@@ -212,12 +221,24 @@ class Chooser:
         panel_bytes, reason = self.panel_bytes(read, tile.columns), ""
         if not is_contiguous(read.subscripts, tile.lanes):
             reason = f"neighbours along {tile.lanes} lie apart"
-        elif 2 * panel_bytes > self.usable(read, tile.columns):
+        elif 2 * panel_bytes > self.usable(read, tile.columns) and self.repays(read, tile):
             reason = "its rows would not stay in the first cache"
         if not reason:
             return None
         block = 0 if self.batched(read, tile.lanes) else block_of(length, tile.columns)
         return Packing(self.update.name, number, tile.lanes, tile.columns, block, read.tensor, panel_bytes, reason)
+
+    def repays(self, read: ir.Read, tile: RegisterTile) -> bool:
+        """Whether tiles would wait longer for the panels where they lie than a copy takes."""
+        row_bytes, rows = self.row_bytes(read), self.depth(read)
+        length = self.extents.axis(self.update.name, tile.lanes)
+        itemsize = self.roles.arrays[read.tensor].dtype.itemsize
+        if 2 * rows * length * itemsize > self.target.l2_bytes:
+            return True
+        slower = CROWDED if 4 * self.usable(read, tile.columns) < self.target.l1_bytes else 0.0
+        if row_bytes % PAGE_BYTES == 0:
+            slower = PAGED
+        return slower * self.reuse(read) / tile.height > COPY
 
     def row_panels(self, tile: RegisterTile, number: int) -> Packing | None:
         """Panels of the operand that is broadcast, where the sums step through it in large strides."""
@@ -268,10 +289,13 @@ class Chooser:
     def panel_bytes(self, read: ir.Read, points: int) -> int:
         return self.depth(read) * points * self.roles.arrays[read.tensor].dtype.itemsize
 
+    def row_bytes(self, read: ir.Read) -> int:
+        array = self.roles.arrays[read.tensor]
+        return array.shape[-1].constant * array.dtype.itemsize
+
     def usable(self, read: ir.Read, points: int) -> int:
         """Bytes of the first cache that the rows of a panel where it lies can occupy."""
-        array = self.roles.arrays[read.tensor]
-        row_bytes = array.shape[-1].constant * array.dtype.itemsize
+        array, row_bytes = self.roles.arrays[read.tensor], self.row_bytes(read)
         way = self.target.l1_bytes // WAYS
         distinct_rows = way // gcd(row_bytes, way) if row_bytes else 1
         return min(way, distinct_rows * max(points * array.dtype.itemsize, self.target.line_bytes)) * WAYS

@@ -112,9 +112,17 @@ def test_threads_wait_for_more_work_where_waking_them_was_measured_to_be_slow() 
     assert parallel(row_sums.lower(M=2000, N=2000, target=slow)) == []
 
 
+@po.op
+def turned(x: f32[M, K], w: f32[N, K]):
+    """A product whose second operand is copied ahead, to where its columns are neighbours."""
+    y = po.tensor("y")
+    y[i, j] += x[i, k] * w[j, k]
+    return y
+
+
 def test_a_panel_that_one_core_fills_for_the_others_counts_against_threads() -> None:
     machine = preset("avx512")
-    lowering = product.lower(M=128, N=128, K=128, target=machine)
+    lowering = turned.lower(M=128, N=128, K=128, target=machine)
     (packing, tiles) = [loop for loop in tree_of(lowering).children if isinstance(loop, Loop)]
     panel = lowering.scop.statement(packing.statements[0]).array
     alone = work.handed_ns(lowering.scop, tiles, machine, set())
@@ -127,7 +135,7 @@ def test_a_panel_that_one_core_fills_for_the_others_counts_against_threads() -> 
 
 def test_threads_that_read_panels_of_their_own_hand_over_half() -> None:
     machine = preset("avx512")
-    lowering = product.lower(M=128, N=128, K=128, target=machine)
+    lowering = turned.lower(M=128, N=128, K=128, target=machine)
     (packing, tiles) = [loop for loop in tree_of(lowering).children if isinstance(loop, Loop)]
     (columns,) = [loop for loop in loops(tiles) if loop.name.startswith("j") and loop.kind == "serial"]
     whole, half = (work.handed_ns(lowering.scop, loop, machine, set()) for loop in (tiles, columns))

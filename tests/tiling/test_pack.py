@@ -22,7 +22,7 @@ from tests.golden.test_golden import MACHINE
 from tests.poly import running
 from tests.poly.operators import K, M, N, i, j, k, linear_relu, softmax
 
-TINY = replace(MACHINE, l1_bytes=1 << 11)
+TINY = replace(MACHINE, l1_bytes=1 << 10, l2_bytes=1 << 12)
 
 
 @po.op
@@ -101,6 +101,15 @@ def test_rows_a_large_power_of_two_apart_share_few_sets() -> None:
     """The same panel: with rows of 4096 bytes it thrashes a cache that holds it with rows of 4160 bytes."""
     assert planned(linear_relu, MACHINE, M=64, N=1024, K=64).packings
     assert not planned(linear_relu, MACHINE, M=64, N=1040, K=64).packings
+
+
+def test_an_operand_in_the_second_cache_is_copied_only_for_many_rows() -> None:
+    """Rows of 1024 bytes fall into few sets of the first cache, but few tiles pass over them."""
+    machine = replace(MACHINE, l2_bytes=1 << 21)
+    assert not planned(linear_relu, machine, M=64, N=256, K=300).packings
+    assert planned(linear_relu, machine, M=640, N=256, K=300).packings
+    assert not planned(linear_relu, machine, M=640, N=250, K=300).packings
+    assert planned(linear_relu, machine, M=640, N=1250, K=300).packings
 
 
 @pytest.mark.parametrize(

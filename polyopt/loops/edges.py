@@ -1,0 +1,186 @@
+"""Gives the last tile of an axis code of its own, with the rows and the lanes that are left.
+
+`for i0 in range(0, 129, 9)` around `for i in range(i0, min(129, i0 + 9))` is 14 tiles of nine rows and one of three.
+First points of tiles are multiples of the tile apart, so only one of them is so close to the end that its tile is cut
+short, and how short is known: `if i0 <= 120: for i in range(i0, i0 + 9)`, else `range(i0, i0 + 3)`. What is written out
+for either computes no row twice, masks no whole vector and tests nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import gcd
+
+from polyopt.classes import dataclass
+from polyopt.dsl.affine import Affine, AxisRef
+from polyopt.dsl.ir import Op
+from polyopt.dtypes import bool_, i64
+from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, integer, stores_of
+from polyopt.loops.split import as_affine
+
+MOST_STORES = 8
+"""Stores of a loop beyond which a copy of it would be too much code."""
+
+
+def split(program: LoopProgram) -> LoopProgram:
+    """The same instances in the same order, with last tiles of known lengths."""
+    return replace(program, body=_visit(program.body, {}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Some of the numbers from `least` to `greatest` that are `residue` modulo `modulus`; one number for modulus 0."""
+
+    modulus: int
+    residue: int
+    least: int
+    greatest: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """A tile that starts at `first` and ends `length` points further, or at `end` if that is nearer.
+
+    rest:  points of the one tile that is cut short; `length` where there is none
+    alone: that tile is the only one
+    """
+
+    first: Expr
+    end: int
+    length: int
+    rest: int
+    alone: bool
+
+    def bound(self, length: int) -> Expr:
+        return Op("add", (self.first, integer(length)), i64)
+
+    def cuts(self, loop: For) -> bool:
+        """Whether the loop ends where the tile does."""
+        first = as_affine(self.first)
+        return first is not None and set(_ends(loop.upper)) == {Affine(self.end), first + self.length}
+
+
+Known = Mapping[str, _Numbers]
+
+
+def _visit(statement: Stmt, known: Known) -> Stmt:
+    match statement:
+        case Block(body):
+            return Block(tuple(_visit(inner, known) for inner in body))
+        case For(var=var):
+            numbers = _numbers_of(statement, known)
+            inside = known if numbers is None else {**known, var: numbers}
+            return replace(statement, body=_cut(statement.body, inside))
+        case Alloc():
+            return replace(statement, body=_visit(statement.body, known))
+        case If(_, then, otherwise):
+            rest = None if otherwise is None else _visit(otherwise, known)
+            return replace(statement, then=_visit(then, known), otherwise=rest)
+        case Store():
+            return statement
+
+
+def _cut(body: Stmt, known: Known) -> Stmt:
+    """The body of a loop, once for full tiles and once for the last one."""
+    edge = next(_edges(body, known), None)
+    if edge is None:
+        return _visit(body, known)
+    if edge.alone or edge.rest == edge.length:
+        return _cut(_bounded(body, edge, edge.rest), known)
+    if len(stores_of(body)) > MOST_STORES:
+        return _visit(body, known)
+    is_full: Expr = Op("le", (edge.first, integer(edge.end - edge.length)), bool_)
+    full, last = (_cut(_bounded(body, edge, length), known) for length in (edge.length, edge.rest))
+    return If(is_full, full, last)
+
+
+def _edges(statement: Stmt, known: Known) -> Iterator[_Edge]:
+    """The tiles whose first points are known where the statement begins."""
+    match statement:
+        case Block(body):
+            for inner in body:
+                yield from _edges(inner, known)
+        case For():
+            edge = _edge_of(statement, known) if statement.kind in ("unrolled", "vector") else None
+            if edge is not None:
+                yield edge
+            yield from _edges(statement.body, known)
+        case Alloc(_, body):
+            yield from _edges(body, known)
+        case If(_, then, otherwise):
+            for arm in (then, otherwise):
+                if arm is not None:
+                    yield from _edges(arm, known)
+        case Store():
+            return
+
+
+def _edge_of(loop: For, known: Known) -> _Edge | None:
+    """The edge at which a loop over the points of a tile is cut short, if there is one."""
+    first = as_affine(loop.lower)
+    ends = _ends(loop.upper)
+    if first is None or len(ends) != 2:
+        return None
+    end, other = sorted(ends, key=lambda part: not part.is_constant)
+    length = other - first
+    numbers = _range_of(first, known)
+    if not end.is_constant or other.is_constant or not length.is_constant or numbers is None:
+        return None
+    points = length.constant
+    if points <= 0 or numbers.modulus % points or numbers.greatest >= end.constant:
+        return None
+    last = end.constant - 1 - numbers.residue  # a multiple of the modulus before the last tile
+    rest = 1 + (last % numbers.modulus if numbers.modulus else last)
+    if numbers.greatest <= end.constant - points:
+        rest = points
+    return _Edge(loop.lower, end.constant, points, min(points, rest), numbers.least > end.constant - points)
+
+
+def _ends(upper: Expr) -> list[Affine]:
+    if not isinstance(upper, Op) or upper.name != "minimum":
+        return []
+    return [end for end in map(as_affine, upper.args) if end is not None]
+
+
+def _numbers_of(loop: For, known: Known) -> _Numbers | None:
+    """What is known of a loop's variable."""
+    lower = as_affine(loop.lower)
+    start = None if lower is None else _range_of(lower, known)
+    ends = _ends(loop.upper) or [end for end in (as_affine(loop.upper),) if end is not None]
+    greatest = [found.greatest for end in ends if (found := _range_of(end, known)) is not None]
+    if start is None or not greatest:
+        return None
+    modulus = gcd(loop.step, start.modulus)
+    return _Numbers(modulus, start.residue % modulus, start.least, min(greatest) - 1)
+
+
+def _range_of(value: Affine, known: Known) -> _Numbers | None:
+    """What is known of a sum of multiples of variables."""
+    modulus, residue, least, greatest = 0, value.constant, value.constant, value.constant
+    for atom, factor in value.terms:
+        numbers = known.get(atom.name) if isinstance(atom, AxisRef) else None
+        if numbers is None or factor < 0:
+            return None
+        modulus = gcd(modulus, factor * numbers.modulus)
+        residue += factor * numbers.residue
+        least += factor * numbers.least
+        greatest += factor * numbers.greatest
+    return _Numbers(modulus, residue % modulus if modulus else residue, least, greatest)
+
+
+def _bounded(statement: Stmt, edge: _Edge, length: int) -> Stmt:
+    """The statement with the loops over the points of a tile at their length."""
+    match statement:
+        case Block(body):
+            return Block(tuple(_bounded(inner, edge, length) for inner in body))
+        case For():
+            upper = edge.bound(length) if edge.cuts(statement) else statement.upper
+            return replace(statement, upper=upper, body=_bounded(statement.body, edge, length))
+        case Alloc(_, body):
+            return replace(statement, body=_bounded(body, edge, length))
+        case If(_, then, otherwise):
+            rest = None if otherwise is None else _bounded(otherwise, edge, length)
+            return replace(statement, then=_bounded(then, edge, length), otherwise=rest)
+        case Store():
+            return statement

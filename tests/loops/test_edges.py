@@ -1,0 +1,88 @@
+"""Last tiles with the rows and lanes that are left: known lengths wherever sizes are, and the same instances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polyopt as po
+from polyopt import f32
+from polyopt.loops import edges
+from polyopt.loops.instances import enumerate_instances
+from polyopt.loops.ir import For, If, LoopProgram, walk
+from polyopt.loops.split import as_affine
+from polyopt.target import preset
+from tests.poly.operators import K, N, i, j, k, linear_relu, product
+
+
+@po.op
+def lower_triangle(x: f32[N, K]):
+    z = po.tensor("z")
+    z[i, j] += po.when(j <= i, x[i, k] * x[j, k])
+    return z
+
+
+def lengths(program: LoopProgram, variable: str) -> set[int | None]:
+    """Iterations of the loops over the points of a tile; None for a number that is not known."""
+    found: set[int | None] = set()
+    for loop in walk(program.body):
+        if isinstance(loop, For) and loop.var == variable and loop.kind in ("unrolled", "vector"):
+            lower, upper = as_affine(loop.lower), as_affine(loop.upper)
+            known = lower is not None and upper is not None and (upper - lower).is_constant
+            found.add((upper - lower).constant if known and lower is not None and upper is not None else None)
+    return found
+
+
+@pytest.mark.parametrize("target", ["avx2", "avx512"])
+@pytest.mark.parametrize("sizes", [(129, 129, 16), (17, 70, 8), (40, 513, 600)], ids=str)
+def test_every_tile_of_a_product_has_a_known_length(target: str, sizes: tuple[int, int, int]) -> None:
+    m, n, depth = sizes
+    program = product.lower(M=m, N=n, K=depth, target=preset(target)).loops
+    for variable in ("i", "j"):
+        assert None not in lengths(program, variable)
+
+
+def test_the_last_tile_has_the_rows_that_are_left() -> None:
+    program = product.lower(M=129, N=64, K=64, target=preset("avx512")).loops
+    full, rest = sorted(length or 0 for length in lengths(program, "i"))[::-1]
+    assert rest == 129 % full
+
+
+def test_tiles_that_fill_their_axis_are_written_once() -> None:
+    program = product.lower(M=24, N=64, K=16, target=preset("avx2")).loops
+    assert lengths(program, "i") == {next(iter(lengths(program, "i")))} and not any(
+        isinstance(inner, If) for inner in walk(program.body)
+    )
+
+
+def test_rows_of_a_triangle_end_where_their_tile_does() -> None:
+    """Their lanes end at the diagonal, as before."""
+    program = lower_triangle.lower(N=50, K=16, target=preset("avx512")).loops
+    ends = {str(loop.upper) for loop in walk(program.body) if isinstance(loop, For) and loop.kind == "unrolled"}
+    assert not any("minimum" in end for end in ends)
+
+
+def test_symbolic_sizes_keep_their_bounds() -> None:
+    assert not any(isinstance(inner, If) for inner in walk(product.lower(target=preset("avx512")).loops.body))
+
+
+@pytest.mark.parametrize("sizes", [(5, 7, 2), (17, 34, 2), (9, 130, 1)], ids=str)
+def test_the_same_instances_in_the_same_order(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int]) -> None:
+    m, n, depth = sizes
+
+    def instances() -> list[tuple[str, tuple[int, ...]]]:
+        program = linear_relu.lower(M=m, N=n, K=depth, target=preset("avx2")).loops
+        return [(one.statement, one.point) for one in enumerate_instances(program)]
+
+    cut = instances()
+    monkeypatch.setattr(edges, "split", lambda program: program)
+    assert cut == instances()
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 31, 33, 63, 65])
+def test_products_of_every_remainder_are_exact(size: int) -> None:
+    numbers: Any = np.random.default_rng(size)
+    x, y = (numbers.integers(-3, 4, shape).astype(np.float32) for shape in ((size, 40), (40, size + 2)))
+    np.testing.assert_array_equal(product(x, y), np.maximum(x @ y, 0))
