@@ -32,7 +32,7 @@ from polyopt.tiling.contraction import RegisterTile
 from polyopt.tiling.copies import Grouped, Packed
 from polyopt.tiling.cost import moves
 from polyopt.tiling.extents import Extents
-from polyopt.tiling.pack import Chooser, Group, Packing, PackPlan, block_of
+from polyopt.tiling.pack import Chooser, Group, Packing, PackPlan
 
 LEAST_REUSE = 2
 """Times that an element of the lanes' operand must be used for its copy to pay."""
@@ -189,10 +189,8 @@ class _Finder:
         if not chooser.cut_along(read, tile.lanes):
             yield Packing(update.name, lanes, "", 0, 0, read.tensor, 0, reason, dtype, group)
             return
-        length = chooser.extents.axis(update.name, tile.lanes)
-        block = (
-            0 if chooser.batched(read, tile.lanes) else self.block(block_of(length, tile.columns), read, tile, dtype)
-        )
+        block = chooser.block(read, tile)
+        block = self.block(block, read, tile, dtype) if block else 0
         panel = chooser.panel_bytes(read, tile.columns)
         yield Packing(update.name, lanes, tile.lanes, tile.columns, block, read.tensor, panel, reason, dtype, group)
 

@@ -225,8 +225,15 @@ class Chooser:
             reason = "its rows would not stay in the first cache"
         if not reason:
             return None
-        block = 0 if self.batched(read, tile.lanes) else block_of(length, tile.columns)
+        block = self.block(read, tile)
         return Packing(self.update.name, number, tile.lanes, tile.columns, block, read.tensor, panel_bytes, reason)
+
+    def block(self, read: ir.Read, tile: RegisterTile) -> int:
+        """Columns to copy at once, of a block that half the second cache holds; 0 for all of them, ahead."""
+        if self.batched(read, tile.lanes):
+            return 0
+        fitting = self.target.l2_bytes // 2 // max(1, self.panel_bytes(read, 1))
+        return block_of(self.extents.axis(self.update.name, tile.lanes), tile.columns, fitting)
 
     def repays(self, read: ir.Read, tile: RegisterTile) -> bool:
         """Whether tiles would wait longer for the panels where they lie than a copy takes."""
@@ -326,11 +333,11 @@ def _axes(read: ir.Read) -> frozenset[str]:
     return frozenset().union(*(axes_of(s) for s in read.subscripts if isinstance(s, Affine)))
 
 
-def block_of(length: int, columns: int) -> int:
+def block_of(length: int, columns: int, fitting: int) -> int:
     """Columns per block, whole panels of them: the blocks are shared evenly by pairs of threads, and fully used.
-    0 where there would be too few."""
+    0 where there would be too few. fitting: columns that the cache holds; the narrowest blocks may have more"""
     best: tuple[float, int] = (0.0, 0)
-    for about in BLOCK_COLUMNS:
+    for about in (BLOCK_COLUMNS[0], *(wider for wider in BLOCK_COLUMNS[1:] if wider <= fitting)):
         block = max(about // columns, 1) * columns
         blocks = -(-length // block)
         if blocks >= LEAST_BLOCKS:

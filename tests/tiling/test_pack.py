@@ -127,6 +127,12 @@ def test_few_columns_are_packed_ahead_and_many_in_blocks_for_the_threads() -> No
     assert packing.block % packing.points == 0 and 512 / packing.block >= pack.LEAST_BLOCKS
 
 
+def test_a_block_of_deep_panels_fills_no_more_than_half_the_second_cache() -> None:
+    (deep,) = planned(linear_relu, MACHINE, M=128, N=768, K=2048).packings
+    (flat,) = planned(linear_relu, MACHINE, M=128, N=768, K=512).packings
+    assert deep.block * 2048 * 4 <= MACHINE.l2_bytes // 2 < flat.block * 2048 * 4
+
+
 @pytest.mark.parametrize("turned", ["x", "y", "both"])
 def test_transposed_operands_are_turned_while_they_are_packed(turned: str) -> None:
     @po.op
