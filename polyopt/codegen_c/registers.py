@@ -136,9 +136,11 @@ class Planner:
             lanes = access.context.lanes if is_vector else 1
             mask = access.context.mask if is_vector else None
             is_set = access.sets and access.is_certain and access.happens is None
-            element = elements.setdefault(key, Promoted(buffer, key, lanes, mask, access.happens, is_set))
-            if element.lanes != lanes or element.mask != mask:
+            element = Promoted(buffer, key, lanes, mask, access.happens, is_set)
+            both = _both(elements.get(key, element), element)
+            if both is None:
                 return None
+            elements[key] = both
         found = list(elements.values())
         return found if are_disjoint(found) else None
 
@@ -179,6 +181,20 @@ class Planner:
             write()
         else:
             f.branch(element.happens, write)
+
+
+def _both(one: Promoted, other: Promoted) -> Promoted | None:
+    """The element for two accesses, the first of which is `one`: all lanes, and always, where one of them takes all and
+    always happens. None where neither covers the other, or their vectors differ."""
+    if one.lanes != other.lanes:
+        return None
+    if _covers(one, other):
+        return one
+    return replace(other, is_set=False) if _covers(other, one) else None
+
+
+def _covers(element: Promoted, inner: Promoted) -> bool:
+    return element.mask in (None, inner.mask) and element.happens in (None, inner.happens)
 
 
 def are_disjoint(elements: list[Promoted]) -> bool:

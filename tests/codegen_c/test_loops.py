@@ -259,6 +259,26 @@ def _copy_back() -> Stmt:
     return loop("j", 33, store("y", [i, j], load("p", j)), kind="vector")
 
 
+@pytest.mark.parametrize("first", [2, 24])
+def test_a_register_holds_the_lanes_of_every_loop_that_uses_it(first: int) -> None:
+    """It was loaded and stored with the mask of the first: what the others computed in lanes beyond was lost."""
+    x, y = numbers(3, 24), np.zeros((2, 24), np.float32)
+    second = 26 - first
+
+    def lanes(body: Stmt) -> Stmt:
+        one, other = (loop("j", extent, body, kind="vector") for extent in (first, second))
+        return If(op("ge", i, 1, dtype=bool_), one, other)
+
+    start = lanes(store("p", [j], Const(0, f32)))
+    adding = loop("k", 3, lanes(store("p", [j], load("x", k, j), total())))
+    back = lanes(store("y", [i, j], load("p", j)))
+    private = Buffer("p", f32, (integer(24),), "local")
+    run(loop("i", 2, Alloc(private, Block((start, adding, back)))), {"x": x, "y": y})
+    for row, extent in enumerate((second, first)):
+        np.testing.assert_array_equal(y[row, :extent], x.sum(0)[:extent])
+        assert not y[row, extent:].any()
+
+
 def test_dynamic_workspace_sizes_are_expressions_of_the_sizes() -> None:
     x, y = numbers(50), np.zeros(50, np.float32)
     shared = Buffer("s", f32, (N,), "workspace")
