@@ -273,7 +273,8 @@ class _State:
                 lower.append(bounds[0])
                 upper.append(bounds[1])
         easy = as_range(key[1], lower, upper)
-        hard = [use for use in hard if not self._holds_within(use, easy, extents)]
+        if easy.is_resolved:  # else even reads that are plainly in bounds say where some read happens
+            hard = [use for use in hard if not self._holds_within(use, easy, extents)]
         if not hard:
             return easy if easy.is_resolved else None
         reads = [

@@ -592,3 +592,21 @@ def test_a_range_that_no_affine_bound_ends_is_asked_for() -> None:
     assert "extent=" in str(raised.value)
     told = half_read(po.index("k", extent=po.size("size")))
     np.testing.assert_array_equal(told(x, start), told.reference(x, start).astype(np.float32))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_guard_that_keeps_a_read_in_bounds_says_where_the_index_ends(dynamic: bool) -> None:
+    """Nothing can be out of bounds, so the range is where the read happens; the index was said to have none."""
+    height, width, size = po.sizes("height width size")
+    place, step = po.indices("place step")
+
+    @po.op(dynamic=dynamic)
+    def greatest(x: po.f64[height, width], like: po.f64[size]):
+        y = po.tensor("y", shape=(size,))
+        inside = (step >= 2) & (step - 2 < height) & (step - 2 < width)
+        y[place] = po.max(po.where(inside, x[step - 2, step - 2], 1.0), step)
+        return y
+
+    for shape in ((3, 3), (3, 5), (5, 3), (1, 1)):
+        x = np.arange(np.prod(shape), dtype=float).reshape(shape)
+        np.testing.assert_array_equal(greatest(x, np.zeros(2)), np.diag(x).max())
