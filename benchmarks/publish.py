@@ -65,10 +65,11 @@ def _threads(count: int) -> str:
 
 
 def write(folder: Path) -> None:
-    """RESULTS.md and ratios.svg beside the folder of results, from every run in it."""
+    """RESULTS.md from every run in the folder of results, the newest first, and ratios.svg from that one, beside it."""
     runs = [_read(path) for path in sorted(folder.glob("*.jsonl")) if _is_run(path)]
+    runs.sort(key=lambda run: run[0].get("when", ""), reverse=True)
     (folder.parent / "RESULTS.md").write_text(page(runs), encoding="utf-8")
-    plot(runs[-1][1] if runs else [], folder.parent / "ratios.svg")
+    plot(runs[0][1] if runs else [], folder.parent / "ratios.svg")
 
 
 def _is_run(path: Path) -> bool:
@@ -101,7 +102,7 @@ gcc write into results made once. A dash: the peer has nothing for the row, or i
 
 
 def _run_page(header: Record, records: list[Record]) -> Iterator[str]:
-    rates = header["rates"]
+    rates, when = header["rates"], f", {header['when']} UTC" if "when" in header else ""
     yield ""
     yield f"## {header['machine']}"
     yield ""
@@ -110,7 +111,7 @@ def _run_page(header: Record, records: list[Record]) -> Iterator[str]:
         f"{rates['fma_bf16']:.4g} bf16, {rates['fma_i8']:.4g} Gop/s int8; L1 {rates['l1']:.3g}, L2 {rates['l2']:.3g}, "
         f"L3 {rates['l3']:.3g}, memory {rates['dram']:.3g}, copy {rates['copy']:.3g} GB/s; all cores: memory "
         f"{rates['dram_all']:.3g}, copy {rates['copy_all']:.3g} GB/s. Commit {header['commit']}, "
-        f"Python {header['python']}."
+        f"Python {header['python']}{when}."
     )
     yield ""
     yield ", ".join(f"{name} {version}" for name, version in header["versions"].items()) + "."

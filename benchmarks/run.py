@@ -286,6 +286,7 @@ def machine_header(found: Rates, versions: dict[str, str]) -> dict[str, Any]:
         "caches": [machine.l1_bytes, machine.l2_bytes, machine.l3_bytes],
         "commit": commit(),
         "python": platform.python_version(),
+        "when": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         "versions": versions,
         "rates": {name: _rounded(value) for name, value in found.as_json().items()},
     }

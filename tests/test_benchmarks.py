@@ -153,8 +153,13 @@ def test_the_page_is_made_from_the_newest_run_of_each_machine(tmp_path: Path) ->
     }  # fmt: skip
     lines = [header, record("a", "one", 1, 1.5), record("a", "one", 2, 0.5, missing={"jax": "crashed"})]
     (folder / "m.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    newer = [{**header, "machine": "a", "when": "2026-11-22 19:39"}, record("b", "one", 1, 1.5)]
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, newer)))
+    newest = [{**header, "machine": "b", "when": "2026-11-23 08:00"}, record("c", "one", 1, 1.5)]
+    (folder / "b.jsonl").write_text("\n".join(map(json.dumps, newest)))
     (folder / "m.partial.jsonl").write_text("")
     (folder / "compile_time.jsonl").write_text('{"commit": "c"}\n')
     publish.write(folder)
     page = (tmp_path / "RESULTS.md").read_text()
+    assert page.index("## b") < page.index("## a") < page.index("## m")
     assert "| a | 1 | 1 | **1.5** | 1.50 |" in page and "jax, crashed: a" in page and "chain_1e8 on 1" in page
