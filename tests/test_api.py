@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import api, bounded, compilation, f32, f64, i32, settings, strict
+from polyopt import api, bounded, compilation, f32, f64, i32, settings, strict, u8
 from polyopt.errors import ArgumentError, BackendUnavailable, BoundsError, DTypeError, ShapeError
 
 M, N, K = po.sizes("M N K")
@@ -605,3 +605,30 @@ def test_a_sum_of_hundreds_of_terms_compiles_and_one_of_thousands_is_refused() -
     np.testing.assert_array_equal(many(300)(x), x + 100 * sum(shifted))
     with pytest.raises(po.DefinitionError, match="nested too deeply"):
         many(3000)(x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_arrays_of_more_elements_than_32_bits_count(dynamic: bool) -> None:
+    """Memory that nothing touches is not there, so the arrays cost a few pages."""
+    last = po.index("last", extent=4)
+
+    @po.op(dynamic=dynamic)
+    def end(x: u8[N]):
+        y = po.tensor("y", shape=(4,))
+        y[last] = x[N - 4 + last]
+        return y
+
+    @po.op(dynamic=dynamic)
+    def corner(x: u8[M, N]):
+        y = po.tensor("y", shape=(4, 4))
+        row = po.index("row", extent=4)
+        y[row, last] = x[M - 4 + row, N - 4 + last]
+        return y
+
+    line, square = np.zeros(2**31 + 16, np.uint8), np.zeros((2**16 + 1, 2**16 + 8), np.uint8)
+    line[-4:] = 1, 2, 3, 4
+    square[-4:, -4:] = np.arange(16).reshape(4, 4)
+    np.testing.assert_array_equal(end(line), [1, 2, 3, 4])
+    np.testing.assert_array_equal(end(line[::-1]), 0)
+    np.testing.assert_array_equal(corner(square), np.arange(16).reshape(4, 4))
+    np.testing.assert_array_equal(corner(square.T), np.arange(16).reshape(4, 4).T)
