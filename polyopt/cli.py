@@ -51,6 +51,8 @@ STAGES = (
     "ptx",
     "report",
 )
+GPU_STAGES = ("cuda", "ptx")
+"""Stages of code for a GPU, which is their target unless another is named."""
 
 EXIT_OK, EXIT_FAILED = 0, 1
 
@@ -95,7 +97,7 @@ def _add_show_schedule(commands: Commands) -> None:
         "show-schedule", help="print a stage of an operator's compilation", description="Without sizes: parametric."
     )
     _add_operator(parser)
-    parser.add_argument("--target", help="cpu (the default), cuda, or a preset such as avx2")
+    parser.add_argument("--target", help="cpu (the default but for GPU stages), cuda, or a preset such as avx2")
     parser.add_argument("--stage", choices=STAGES, default="loops", metavar="STAGE", help=", ".join(STAGES))
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     parser.set_defaults(run=_show_schedule)
@@ -104,7 +106,8 @@ def _add_show_schedule(commands: Commands) -> None:
 def _show_schedule(options: argparse.Namespace) -> None:
     operator = load_operator(options.operator)
     sizes: dict[str, Any] = assignments(options.sizes)
-    lowering = operator.lower(**sizes, target=options.target) if options.target else operator.lower(**sizes)
+    target = options.target or ("cuda" if options.stage in GPU_STAGES else None)
+    lowering = operator.lower(**sizes, target=target) if target else operator.lower(**sizes)
     if options.stage == "program":
         print(text.render("program", operator.describe(**sizes), options.format))
     else:

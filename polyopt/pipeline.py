@@ -428,8 +428,10 @@ class Lowering:
                 return self.module.text
             case "asm":
                 return jit.assembly(self.module.text, self.options.target)
+            case "cuda" | "ptx":
+                raise ArgumentError(f"code for a processor has no source of kind '{kind}'", fix='lower(target="cuda")')
             case _:
-                raise ArgumentError(f"there is no source of kind '{kind}'", fix="one of c, llvm, asm")
+                raise ArgumentError(f"there is no source of kind '{kind}'", fix="one of c, llvm, asm, cuda, ptx")
 
     def save(self, name: str | Path) -> Saved:
         """Write the kernel for programs without Python: `name.h`, `name.c`, and `name.so`.

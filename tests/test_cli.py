@@ -16,7 +16,6 @@ from polyopt.text import FORMATS
 ROOT = Path(__file__).resolve().parent.parent
 LINEAR = f"{ROOT / 'examples' / 'linear.py'}:linear_relu"
 SIZES = ("M=16", "N=24", "K=8")
-CPU_STAGES = [stage for stage in cli.STAGES if stage not in ("cuda", "ptx")]
 
 OPERATOR = """
 import polyopt as po
@@ -47,7 +46,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return captured.err
 
 
-@pytest.mark.parametrize("stage", CPU_STAGES)
+@pytest.mark.parametrize("stage", cli.STAGES)
 def test_every_stage_prints_in_every_format(stage: str, capsys: pytest.CaptureFixture[str]) -> None:
     texts = {
         form: output(capsys, "show-schedule", LINEAR, *SIZES, "--stage", stage, "--format", form) for form in FORMATS
