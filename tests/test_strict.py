@@ -11,7 +11,7 @@ import pytest
 
 import polyopt as po
 from polyopt import api, f64, strict
-from polyopt.loops.ir import Block, For, LoopProgram, integer
+from polyopt.loops.ir import Block, For, Load, LoopProgram, Store, integer, walk_expr
 
 N = po.size("N")
 t = po.index("t", 1, N)
@@ -135,3 +135,47 @@ def test_subscripts_that_the_kernel_computes_are_checked_by_running_the_loops() 
     x = np.random.default_rng(0).standard_normal((4, 5))
     with po.strict_checks():
         assert (largest(x) == x.max(1)).all()
+
+
+i = po.index("i", 0, N)
+
+
+@po.op
+def mixed(x: f64[N], y: f64[N], m: po.bool_[N]):
+    a, b, c, d = po.tensors("a b c d")
+    a[i] = po.where(po.cast(i, po.i64) > 3, x[i], y[i])
+    b[i] = po.where(po.where(i < 3, m[i], False), x[i], y[i])
+    c[i] = po.where((i * i > 9) & m[i], x[i], y[i])
+    d[i] = po.where(m[i], x[i], y[i])
+    return a, b, c, d
+
+
+def test_an_element_that_no_branch_needs_may_be_left_unread() -> None:
+    """Loops are cut where a choice is decided, and the branch that is not taken is gone: that was called illegal."""
+    x, m = np.arange(40.0), np.arange(40) % 2 == 0
+    with po.strict_checks():
+        results = mixed(x, -x, m)
+    place = np.arange(40)
+    chosen = (place > 3, (place < 3) & m, (place > 3) & m, m)
+    for result, where in zip(results, chosen, strict=True):
+        assert (result == np.where(where, x, -x)).all()
+
+
+def test_an_element_that_data_may_choose_must_be_read() -> None:
+    @po.op
+    def chosen(x: f64[N], y: f64[N], m: po.bool_[N]):
+        z = po.tensor("z")
+        z[i] = po.where(m[i], x[i], y[i])
+        return z
+
+    lowering = chosen.lower(N=6)
+    inputs = {"x": np.arange(6.0), "y": np.arange(6.0), "m": np.ones(6, bool)}
+    strict.check(lowering, {"N": 6}, inputs)
+    loop = lowering.loops.body
+    assert isinstance(loop, For) and isinstance(loop.body, Store)
+    only_x = next(node for node in walk_expr(loop.body.value) if isinstance(node, Load) and node.buffer == "x")
+    loops = replace(lowering.loops, body=replace(loop, body=replace(loop.body, value=only_x)))
+    faulty: Any = Faulty(loops, lowering.scop, lowering.dependences, lowering.program, lowering.tree, lowering.storage)
+    with pytest.raises(po.LegalityError) as failure:
+        strict.check(faulty, {"N": 6}, inputs)
+    assert "does not read" in str(failure.value)

@@ -70,6 +70,8 @@ def fold(expr: ir.Expr) -> ir.Expr:
         case ir.Where(condition, then, otherwise):
             decided = _decided(condition)
             return expr if decided is None else then if decided else otherwise
+        case ir.Op("select", (ir.Const(value), then, otherwise)):
+            return then if value else otherwise
         case _:
             return expr
 

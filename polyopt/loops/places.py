@@ -7,13 +7,16 @@ data may be any index.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
-from typing import assert_never
+from typing import Any, assert_never
+
+import numpy as np
 
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, evaluate, holds
+from polyopt.dsl.builtins import BUILTINS
 from polyopt.errors import LegalityError
 from polyopt.loops.instances import Access, Instance
 from polyopt.poly.scop import Scop, Statement
@@ -22,6 +25,9 @@ from polyopt.poly.tree import Leaf, Loop, Sequence, Tree
 
 Index = tuple[int | None, ...]
 """An element of a buffer; None for a subscript that is data."""
+
+_Operands = Callable[[ir.Op[ir.Expr], Mapping[str, int]], Iterable[ir.Expr]]
+"""The operands of an operation that are evaluated at a point."""
 
 
 def check_places(
@@ -75,37 +81,75 @@ class _Places:
         if not _is(instance.write, statement.array, written):
             raise _fault(instance, f"it writes {_text(instance.write)}, and should write {statement.array}{written}")
         indices = [s.value for s in statement.subscripts if isinstance(s, ir.DataIndex)]
-        wanted = [place for expr in (*indices, statement.value) for place in self.reads(statement, expr, axes)]
+        values = (*indices, statement.value)
+        named = [place for expr in values for place in self.reads(statement, expr, axes, _operands)]
         for access in instance.reads:
-            if not any(_is(access, array, index) for array, index in wanted):
+            if not any(_is(access, array, index) for array, index in named):
                 raise _fault(instance, f"it reads {_text(access)}, which its equation does not name")
-        for array, index in wanted:
+        for array, index in (p for expr in values for p in self.reads(statement, expr, axes, self.needed)):
             if not any(_is(access, array, index) for access in instance.reads) and None not in index:
                 raise _fault(instance, f"it does not read {array}{index}, which its equation names")
 
-    def reads(self, statement: Statement, expr: ir.Expr, axes: Mapping[str, int]) -> Iterator[tuple[str, Index]]:
-        """The elements that evaluating an expression reads, in the branches that its conditions take."""
+    def reads(
+        self, statement: Statement, expr: ir.Expr, axes: Mapping[str, int], operands: _Operands
+    ) -> Iterator[tuple[str, Index]]:
+        """The elements that evaluating an expression reads, in the branches that its conditions take.
+
+        operands: which operands of an operation are evaluated
+        """
         match expr:
             case ir.Const() | ir.Var() | ir.IndexValue():
                 return
-            case ir.Op(args=args):
-                for arg in args:
-                    yield from self.reads(statement, arg, axes)
+            case ir.Op():
+                for arg in operands(expr, axes):
+                    yield from self.reads(statement, arg, axes, operands)
             case ir.Cast(arg=arg):
-                yield from self.reads(statement, arg, axes)
+                yield from self.reads(statement, arg, axes, operands)
             case ir.Where(condition, then, otherwise):
                 taken = then if holds(condition, axes, self.sizes) else otherwise
-                yield from self.reads(statement, taken, axes)
+                yield from self.reads(statement, taken, axes, operands)
             case ir.Read(tensor, subscripts, _, boundary):
                 for subscript in subscripts:
                     if isinstance(subscript, ir.DataIndex):
-                        yield from self.reads(statement, subscript.value, axes)
+                        yield from self.reads(statement, subscript.value, axes, operands)
                 if not (isinstance(boundary, ir.Pad) and self.is_outside(tensor, subscripts, axes)):
                     yield tensor, self.place(statement, tensor, subscripts, boundary, axes)
             case ir.Reduce():
                 raise AssertionError("a reduction is a statement of its own")
             case _:
                 assert_never(expr)
+
+    def needed(self, expr: ir.Op[ir.Expr], axes: Mapping[str, int]) -> Iterable[ir.Expr]:
+        """The operands whose values matter: where what decides is no data, a loop program may leave out the others."""
+        if self.number(expr, axes) is not None:
+            return ()
+        if expr.name == "select" and (chosen := self.number(expr.args[0], axes)) is not None:
+            return (expr.args[1] if chosen else expr.args[2],)
+        return expr.args
+
+    def number(self, expr: ir.Expr, axes: Mapping[str, int]) -> Any:
+        """The value of a condition or an integer as NumPy has it; None where it is data or made of floats."""
+        found: Any = None
+        match expr:
+            case _ if expr.dtype.is_float:
+                return None
+            case ir.Const(value):
+                found = value
+            case ir.IndexValue(affine):
+                found = self.value(affine, axes)
+            case ir.Cast(arg):
+                found = self.number(arg, axes)
+            case ir.Where(condition, then, otherwise):
+                found = self.number(then if holds(condition, axes, self.sizes) else otherwise, axes)
+            case ir.Op(name, args):
+                known = [self.number(arg, axes) for arg in args]
+                decides = {"and": False, "or": True}.get(name) if expr.dtype.is_bool else None
+                if decides is not None and any(value is not None and bool(value) is decides for value in known):
+                    found = decides
+                elif None not in known:
+                    with np.errstate(all="ignore"):
+                        found = BUILTINS[name].numpy(*known)
+        return None if found is None else np.asarray(found).astype(expr.dtype.numpy)[()]
 
     def is_outside(self, tensor: str, subscripts: tuple[ir.Subscript, ...], axes: Mapping[str, int]) -> bool:
         return any(
@@ -142,6 +186,11 @@ class _Places:
 
     def loop_values(self, statement: Statement, axes: Mapping[str, int]) -> dict[str, int]:
         return {name: self.value(loop.row(statement.name), axes) for name, loop in self.loops[statement.name].items()}
+
+
+def _operands(expr: ir.Op[ir.Expr], axes: Mapping[str, int]) -> Iterable[ir.Expr]:
+    """All operands, whether or not their values matter."""
+    return expr.args
 
 
 def _is(access: Access, array: str, index: Index) -> bool:

@@ -95,6 +95,11 @@ def test_a_choice_is_taken_where_its_condition_is_decided(condition: Any, verdic
     assert fold(choice) == {True: X, False: num(0.0), None: choice}[verdict]
 
 
+@pytest.mark.parametrize("verdict", [True, False])
+def test_a_choice_by_data_is_taken_where_the_data_is_a_constant(verdict: bool) -> None:
+    assert fold(op("select", ir.Cast(num(int(verdict), i64), bool_), X, num(0.0))) == (X if verdict else num(0.0))
+
+
 # --- dead code --------------------------------------------------------------------------------------------------
 
 
