@@ -77,13 +77,13 @@ class Statements:
         self._partials: Partials = {}
 
     def statement(self, statement: Stmt, context: Context) -> None:
+        self._x.forget()  # what another arm of a branch has computed is not known in this one
         match statement:
             case Block():
                 self._block(statement, context)
             case For():
                 self._loop(statement, context)
             case If(condition, then, otherwise):
-                self._x.forget()
                 self._if(self._x.value(condition, context), then, otherwise, context)
             case Alloc(buffer, body):
                 if buffer.space == "workspace":

@@ -327,6 +327,18 @@ def test_a_parallel_loop_sees_the_loops_around_it_and_runs_inner_ones_serially()
     np.testing.assert_array_equal(y.ravel(), np.arange(60))
 
 
+def test_what_one_arm_of_a_branch_computes_is_not_known_in_the_other() -> None:
+    """Both arms used the bound of a parallel loop that the first one had computed: LLVM refused the code."""
+    y = np.zeros(12, np.float32)
+    bound = op("select", op("le", i, 2, dtype=bool_), 0, 4)
+    once, twice = (
+        loop("j", add(bound, 2), store("y", [add(i, j)], Const(value, f32), total()), lower=bound, kind="parallel")
+        for value in (1, 2)
+    )
+    run(loop("i", 6, If(op("le", i, 3, dtype=bool_), once, twice)), {"y": y})
+    np.testing.assert_array_equal(y, [1, 2, 2, 1, 0, 0, 0, 1, 3, 4, 2, 0])
+
+
 @pytest.mark.parametrize("opt", [0, 1, 2, 3])
 def test_the_number_of_chunks_is_a_whole_word(opt: int) -> None:
     """Of 32 bits, whose upper neighbours LLVM leaves as they are: the pool took them for 2^32 chunks more."""
