@@ -24,8 +24,9 @@ from polyopt.poly.roles import AxisRoles, Roles
 from polyopt.poly.scop import Scop, Statement
 from polyopt.target import Target
 from polyopt.tiling import produced
-from polyopt.tiling.contraction import RegisterTile, choose, is_contiguous, rows_along
+from polyopt.tiling.contraction import RegisterTile, choose, is_contiguous, lanes_of, rows_along
 from polyopt.tiling.cost import moves
+from polyopt.tiling.evenness import evenness
 from polyopt.tiling.extents import Extents
 
 LEAST_REUSE = 32
@@ -191,7 +192,8 @@ class Chooser:
         read = self.update.reads[number].read
         shape = self.roles.by_statement[self.update.name]
         batches = prod(self.extents.axis(self.update.name, name) for name in batches_of(shape, read, tile.lanes))
-        block = produced.block_of(length, tile.columns, self.panel_bytes(read, 1), batches, self.target)
+        width = lanes_of(self.update, self.roles, self.target)
+        block = produced.block_of(length, tile.columns, width, self.panel_bytes(read, 1), batches, self.target)
         reason = "the whole of it is never needed at once"
         panel_bytes = self.panel_bytes(read, block)
         return Packing(
@@ -233,7 +235,8 @@ class Chooser:
         if self.batched(read, tile.lanes):
             return 0
         fitting = self.target.l2_bytes // 2 // max(1, self.panel_bytes(read, 1))
-        return block_of(self.extents.axis(self.update.name, tile.lanes), tile.columns, fitting)
+        width = lanes_of(self.update, self.roles, self.target)
+        return block_of(self.extents.axis(self.update.name, tile.lanes), tile.columns, width, fitting)
 
     def repays(self, read: ir.Read, tile: RegisterTile) -> bool:
         """Whether tiles would wait longer for the panels where they lie than a copy takes."""
@@ -333,13 +336,16 @@ def _axes(read: ir.Read) -> frozenset[str]:
     return frozenset().union(*(axes_of(s) for s in read.subscripts if isinstance(s, Affine)))
 
 
-def block_of(length: int, columns: int, fitting: int) -> int:
+def block_of(length: int, columns: int, width: int, fitting: int) -> int:
     """Columns per block, whole panels of them: the blocks are shared evenly by pairs of threads, and fully used.
-    0 where there would be too few. fitting: columns that the cache holds; the narrowest blocks may have more"""
+    0 where there would be too few.
+
+    width:   columns of a vector
+    fitting: columns that the cache holds; the narrowest blocks may have more
+    """
     best: tuple[float, int] = (0.0, 0)
     for about in (BLOCK_COLUMNS[0], *(wider for wider in BLOCK_COLUMNS[1:] if wider <= fitting)):
         block = max(about // columns, 1) * columns
-        blocks = -(-length // block)
-        if blocks >= LEAST_BLOCKS:
-            best = max(best, (round(length / ((blocks + 1) // 2 * 2 * block), 2), block))
+        if -(-length // block) >= LEAST_BLOCKS:
+            best = max(best, (evenness(length, block, width), block))
     return best[1]

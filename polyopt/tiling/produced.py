@@ -16,9 +16,10 @@ from polyopt.dtypes import DType
 from polyopt.poly.scop import Access, Scop, Statement
 from polyopt.poly.space import Space, insert_axes
 from polyopt.target import Target
+from polyopt.tiling.evenness import evenness
 
-LEAST_BLOCKS = 4
-"""Blocks into which the columns are cut, where a cache would hold more, so that threads find work."""
+LEAST_BLOCKS = 3
+"""Blocks into which the columns are cut, where a cache would hold more, so that threads find work: two, and a rest."""
 
 
 def producer(scop: Scop, update: Statement, read: ir.Read, cut: int) -> Statement | None:
@@ -44,12 +45,18 @@ def producer(scop: Scop, update: Statement, read: ir.Read, cut: int) -> Statemen
     return writer if writer.role == "define" and is_plain and affine and spreads and not guarded else None
 
 
-def block_of(length: int, columns: int, bytes_per_column: int, batches: int, target: Target) -> int:
+def block_of(length: int, columns: int, width: int, bytes_per_column: int, batches: int, target: Target) -> int:
     """Points of a block, whole register tiles of `columns`: as many as half of the second cache holds, and few enough
-    for the threads."""
+    for the threads. Where all blocks are one result's, threads share them, as evenly as they can.
+
+    width: columns of a vector
+    """
     fitting = max(target.l2_bytes // 2 // max(bytes_per_column, 1) // columns, 1)
     shared = -(-length * batches // (LEAST_BLOCKS * columns))
-    return min(fitting, max(shared, 1), -(-length // columns)) * columns
+    most = min(fitting, max(shared, 1), -(-length // columns))
+    if batches > 1:
+        return most * columns
+    return max((evenness(length, tiles * columns, width), tiles) for tiles in range(1, most + 1))[1] * columns
 
 
 def statement_for(
