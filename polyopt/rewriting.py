@@ -1,8 +1,8 @@
 """The equations that schedules are made for: every rewrite of a program in its order, and the scop of what comes out.
 
 Each rewrite stands in a module of its own in `fusion` and says when it is worth it; here is only what follows what.
-With strict numerics every result stays the same to the last bit: sums keep their order, and none runs in one pass with
-its maximum.
+With strict numerics every result stays the same to the last bit: sums keep their order, none is nested, and none
+runs in one pass with its maximum.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polyopt import dots, picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine
-from polyopt.fusion import cascade, factors, joined, lift, margins, offsets, running, shared, short_sums
+from polyopt.fusion import cascade, factors, joined, lift, margins, nested, offsets, running, shared, short_sums
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion import rewrite as rewrites
 from polyopt.fusion.columns import Unfolded, unfold
@@ -51,11 +51,17 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     """The program that is worth a schedule on the options' target."""
     short = short_sums.decide(program)
     folded = rewrites.rewrite(short_sums.apply(program, short), numerics=options.numerics)
-    wide = _widened(folded, options)
+    chained = _nested(folded, options)
+    wide = _widened(chained.program, options)
     unfolded = _unfolded(wide.program, options)
     together = _joined(unfolded.program, options)
-    notes = (*map(str, short), *wide.notes, *unfolded.notes, *together.notes)
+    notes = (*map(str, short), *chained.notes, *wide.notes, *unfolded.notes, *together.notes)
     return _in_one_pass(together.program, options, notes) or _once(together.program, options, notes)
+
+
+def _nested(program: ir.Program, options: Options) -> nested.Nested:
+    """Products of several factors as sums inside sums. A GPU has one kernel for each equation."""
+    return nested.Nested(program) if options.is_on_gpu or options.is_strict else nested.nest(program)
 
 
 def _widened(program: ir.Program, options: Options) -> margins.Widened:
