@@ -3,6 +3,7 @@
 A decider that weighs alternatives asks `choose(question, preferred, ranked)` and as a rule gets back what it prefers.
 Inside `steered(picks)` a recorded answer replaces the preference, and what was asked is noted, with the alternatives
 from the most to the least promising: that is all that a tuner knows, so a new kind of choice is one call in a decider.
+Inside `decided(function)` the function answers: the fuzzer draws.
 A pick changes a plan and never code; what comes of it is proved like every schedule.
 """
 
@@ -46,10 +47,15 @@ class Question:
 
 @dataclass(slots=True)
 class Steering:
-    """Answers in force, and the questions that came. questions: each once, in the order in which they came"""
+    """Answers in force, and the questions that came.
+
+    questions: each once, in the order in which they came
+    decide:    answers what has no answer yet; None: the cost models do
+    """
 
     answers: dict[str, str]
     questions: dict[str, Question] = field(default_factory=dict)
+    decide: Callable[[Question], str] | None = None
 
     def choose(
         self, question: str, preferred: Option, options: Iterable[Option], as_text: Callable[[Option], str]
@@ -57,7 +63,9 @@ class Steering:
         by_text = {as_text(option): option for option in options}
         wanted = as_text(preferred)
         by_text.setdefault(wanted, preferred)
-        self.questions[question] = Question(question, tuple(by_text), wanted)
+        self.questions[question] = asked = Question(question, tuple(by_text), wanted)
+        if self.decide is not None and self.answers.get(question) not in by_text:
+            self.answers[question] = self.decide(asked)
         answer = self.answers.get(question, wanted)
         if answer not in by_text:
             _log.warning("%s: the recorded answer %s is no option any more", question, answer)
@@ -84,10 +92,30 @@ def choose(
     return preferred if steering is None else steering.choose(question, preferred, ranked(), as_text)
 
 
+def agreed(question: str, preferred: bool) -> bool:
+    """Whether to do what may be done and what a cost model likes or not, unless a pick says otherwise."""
+    return choose(question, preferred, lambda: (preferred, not preferred))
+
+
 @contextmanager
 def steered(picks: Sequence[Pick] | None) -> Iterator[Steering | None]:
-    """Let the picks decide inside the block, and note what is asked; None leaves everything to the cost models."""
-    steering = None if picks is None else Steering({pick.question: pick.answer for pick in picks})
+    """Let the picks decide inside the block, and note what is asked; None leaves everything as it is outside."""
+    if picks is None:
+        yield None
+        return
+    with _steering(Steering({pick.question: pick.answer for pick in picks})) as steering:
+        yield steering
+
+
+@contextmanager
+def decided(decide: Callable[[Question], str]) -> Iterator[None]:
+    """Let a function decide inside the block, for all whose options have no picks; the same where the options are."""
+    with _steering(Steering({}, decide=decide)):
+        yield
+
+
+@contextmanager
+def _steering(steering: Steering) -> Iterator[Steering]:
     token = _current.set(steering)
     try:
         yield steering

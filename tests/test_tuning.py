@@ -73,6 +73,20 @@ def test_a_pick_decides_and_the_question_is_noted(caplog: pytest.LogCaptureFixtu
     ]
 
 
+def test_a_function_decides_where_no_picks_are_given() -> None:
+    def last(question: picks.Question) -> str:
+        return question.options[-1]
+
+    with picks.decided(last):
+        with picks.steered(None):
+            assert picks.choose("how", 1, lambda: (2, 1, 3)) == 3
+        assert not picks.agreed("whether", True)
+        assert picks.choose("how", 1, lambda: (2, 1)) == 1, "its answer is no option any more"
+        with picks.steered(()):
+            assert picks.choose("how", 1, lambda: (2, 1, 3)) == 1
+    assert picks.agreed("whether", True)
+
+
 def test_deciders_ask_and_a_pick_changes_the_plan_and_nothing_else() -> None:
     op = product()
     question = tile_question(op)

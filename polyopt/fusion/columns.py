@@ -96,12 +96,12 @@ class _Unfolder:
         if not all(length(a) and _starts_at_zero(a) for a in around.values()) or not known <= around.keys():
             return False
         reuse = prod(length(a) or 1 for a in equation.axes if a.name not in known)
-        if reuse < LEAST_REUSE or not self.is_readable(read, around):
+        if not self.is_readable(read, around):
             return False
         if depends_on(self.program, (read.tensor,), equation.tensor):
             return False
-        better = self.is_better(read, around[rows], around[lanes], reuse)
-        return picks.choose(f"columns of {read.tensor} for {equation.name}", better, lambda: (better, not better))
+        better = reuse >= LEAST_REUSE and self.is_better(read, around[rows], around[lanes], reuse)
+        return picks.agreed(f"columns of {read.tensor} for {equation.name}", better)
 
     def is_better(self, read: ir.Read, rows: ir.Axis, lanes: ir.Axis, reuse: int) -> bool:
         """Whether copying an element into columns takes fewer cycles than its results gain by full vectors."""

@@ -16,9 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
 from math import prod
 
+from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, Condition, axes_of, axis, condition_affines, conjunction
+from polyopt.dsl.text import expr_text
 from polyopt.fusion.rewrite import cost, depends_on, nonempty
 from polyopt.names import unused
 
@@ -113,9 +115,7 @@ class _Finder:
         if not plain or not any(isinstance(node, ir.Op | ir.Where) for node in nodes):
             return ()
         repeats = prod(_extent(a) for a in around if a.name not in names)
-        if repeats < 2 or cost(expr) * repeats < LEAST_SAVED:
-            return ()
-        if not all(_starts_at_zero(by_name[name]) for name in names):
+        if repeats < 2 or not all(_starts_at_zero(by_name[name]) for name in names):
             return ()
         reads = [node for node in nodes if isinstance(node, ir.Read)]
         order = next((found for read in reads if (found := _scanned(read)) and set(found) == names), None)
@@ -125,7 +125,8 @@ class _Finder:
             or not self.can_be_computed(expr, reads, by_name, guard, names)
         ):
             return ()
-        return tuple(by_name[name] for name in order)
+        pays = picks.agreed(f"{expr_text(expr)} of {self.equation.name} once", cost(expr) * repeats >= LEAST_SAVED)
+        return tuple(by_name[name] for name in order) if pays else ()
 
     def can_be_computed(
         self,

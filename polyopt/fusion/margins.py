@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from math import prod
 
+from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, axes_of, axis, constant
@@ -100,11 +101,9 @@ class _Widener:
             return None
         elements = prod(last - first + 1 for first, last in box)
         terms = prod(length(a) or 0 for a in around.values())
-        if (
-            terms < LEAST_USES * elements
-            or not _is_reused(read, around)
-            or depends_on(self.program, (read.tensor,), equation.tensor)
-        ):
+        if not _is_reused(read, around) or depends_on(self.program, (read.tensor,), equation.tensor):
+            return None
+        if not picks.agreed(f"margins of {read.tensor} for {equation.name}", terms >= LEAST_USES * elements):
             return None
         key = read.tensor, read.boundary, box
         if key not in self.copies:

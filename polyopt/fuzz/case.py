@@ -129,12 +129,12 @@ class Case:
         body.append(f"return {self.results[0] if len(self.results) == 1 else ', '.join(self.results)}")
         signature = ", ".join(f"{p.name}: po.{p.dtype}[{_dims(p.dims)}]" for p in self.parameters)
         options = ", ".join(f"{name}={text}" for name, text in self.options)
-        machine = any("preset(" in text for _, text in self.options)
+        machine = next((name for name in ("preset", "host") for _, text in self.options if f"{name}(" in text), "")
         used = set(re.findall(r"\w+", "\n".join((*body, signature))))
         lines = [
             *(("from dataclasses import replace", "") if machine else ()),
             "import polyopt as po",
-            *(("from polyopt.target import preset",) if machine else ()),
+            *((f"from polyopt.target import {machine}",) if machine else ()),
             "",
             *(f'{name} = po.size("{name}")' for name, _ in self.sizes),
             *(f"{name} = {text}" for name, text in self._indices() if name in used),

@@ -127,12 +127,13 @@ def _options(random: Random) -> tuple[tuple[str, str], ...]:
         options.append(("dynamic", dynamic))
     if random.random() < 0.4:
         options.append(("numerics", random.choice(('"strict"', '"fast"'))))
-    name = random.choice(("avx2", "generic"))  # wider vectors are drawn with the plans, for any machine
+    name = random.choice(("avx2", "generic", "host"))  # wider vectors are drawn with the plans, for any machine
+    machine = "host()" if name == "host" else f'preset("{name}")'
     if random.random() < 0.7:
         threshold = random.choice((1, 1, 16, 10_000))
         l2_bytes = random.choice((256, 1024, 1 << 14, 1 << 20))
         changed = f"parallel_ns={threshold}, l1_bytes={l2_bytes // 4}, l2_bytes={l2_bytes}, l3_bytes={l2_bytes}"
-        options.append(("target", f'replace(preset("{name}"), {changed})'))
-    elif random.random() < 0.6:
+        options.append(("target", f"replace({machine}, {changed})"))
+    elif name != "host" and random.random() < 0.6:
         options.append(("target", f'"{name}"'))
     return tuple(options)

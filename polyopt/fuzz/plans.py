@@ -1,7 +1,8 @@
 """Random plans: loop orders, fusion, tiles, lanes, threads and storage by chance, kept where they are proved.
 
-A plan is drawn from the fused tree of an operator by random steps. Most plans are illegal; the proof says so, and what
-it accepts must compute what the equations say. So a proof that accepts too much, and a lowering that does not keep its
+The compiler's deciders are answered by chance, so that rewrites and copies are tried where no cost model would have
+them; then a plan is drawn from the fused tree by random steps. Most plans are illegal; the proof says so, and what it
+accepts must compute what the equations say. So a proof that accepts too much, and a lowering that does not keep its
 word, are found where the compiler's own plans would never lead.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import replace
 from random import Random
 from typing import TypeVar, assert_never
 
-from polyopt import strict
+from polyopt import picks, strict
 from polyopt.dsl.affine import Affine, AxisRef, SizeRef, axes_of, axis, constant
 from polyopt.errors import LegalityError, ScheduleError
 from polyopt.fuzz.arrays import Array
@@ -45,6 +46,8 @@ TRIES = 4
 """Trees drawn for one plan; the first that is proved is taken."""
 ENUMERATED = 200
 """Instances up to which the loop program is walked in Python, which takes some 0.2 ms for each."""
+ANSWERED = 0.5
+"""Share of plans whose deciders are answered by chance."""
 TILES = (1, 2, 2, 3, 4, 4, 5, 7, 8, 16)
 CHUNKS = (1, 1, 2, 3)
 
@@ -55,6 +58,10 @@ def draw(lowering: Lowering, seed: int) -> Lowering | None:
     """The operator under a random plan that was proved; None where every try was refused."""
     random = Random(seed)
     machine = _machine(lowering.options.target, random)
+    if random.random() < ANSWERED:
+        lowering = answered(lowering, random)
+        if random.random() < 0.5:
+            return lowering
     for _ in range(TRIES):
         tree = random_tree(numbered(lowering.fusion.tree), random)
         try:
@@ -62,6 +69,13 @@ def draw(lowering: Lowering, seed: int) -> Lowering | None:
         except (LegalityError, ScheduleError):
             continue
     return None
+
+
+def answered(lowering: Lowering, random: Random) -> Lowering:
+    """The operator with plans that follow from random answers to what the deciders ask."""
+    other = Lowering(lowering.program, lowering.options)
+    with picks.decided(lambda question: random.choice(question.options)):
+        return other.settled
 
 
 def _machine(target: Target, random: Random) -> Target:

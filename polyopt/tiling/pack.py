@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from math import gcd, prod
 
+from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, axis
@@ -205,7 +206,7 @@ class Chooser:
         read = self.update.reads[number].read
         dtype = _converted_to(self.update, read)
         plain = read.boundary is None and all(isinstance(s, Affine) for s in read.subscripts)
-        if dtype is None or not plain or self.reuse(read) < LEAST_REUSE:
+        if dtype is None or not plain or not self.is_reused(read):
             return None
         reason = f"it is converted to {dtype.name} once"
         return Packing(self.update.name, number, "", 0, 0, read.tensor, 0, reason)
@@ -213,7 +214,7 @@ class Chooser:
     def lane_panels(self, tile: RegisterTile, number: int) -> Packing | None:
         """Panels of the operand that the lanes run along."""
         read = self.update.reads[number].read
-        if not self.by_lanes(number, tile.lanes) or self.reuse(read) < LEAST_REUSE:
+        if not self.by_lanes(number, tile.lanes) or not self.is_reused(read):
             return None
         length = self.extents.axis(self.update.name, tile.lanes)
         if produced.producer(self.extents.scop, self.update, read, cut_dimension(read, tile.lanes)) is not None:
@@ -254,7 +255,7 @@ class Chooser:
         """Panels of the operand that is broadcast, where the sums step through it in large strides."""
         read = self.update.reads[number].read
         shape = self.roles.by_statement[self.update.name]
-        if tile.rows is None or not self.cut_along(read, tile.rows) or self.reuse(read) < LEAST_REUSE:
+        if tile.rows is None or not self.cut_along(read, tile.rows) or not self.is_reused(read):
             return None
         inner = [axis for axis in shape.reduced if any(moves(s, axis) for s in read.subscripts)]
         if any(moves(s, tile.lanes) for s in read.subscripts) or not inner:
@@ -288,6 +289,10 @@ class Chooser:
         for name in set(self.roles.by_statement[self.update.name].free) - _axes(read):
             points *= self.extents.axis(self.update.name, name)
         return points
+
+    def is_reused(self, read: ir.Read) -> bool:
+        """Whether reads of a copy repay its writing."""
+        return picks.agreed(f"copies of {read.tensor} for {self.update.name}", self.reuse(read) >= LEAST_REUSE)
 
     def depth(self, read: ir.Read) -> int:
         """Elements of the operand that one result sums over."""

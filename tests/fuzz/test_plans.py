@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,10 @@ from polyopt.fuzz.check import Mismatch, compare
 from polyopt.loops.ir import For, walk
 from polyopt.pipeline import Lowering
 from polyopt.poly.tree import loops
-from tests.poly.operators import M, N, i, j, product, softmax
+from tests.poly.operators import K, M, N, i, j, k, product, softmax
 
 SEEDS = range(60)
+a, b = po.indices("a b")
 
 
 def test_a_seed_gives_the_same_plan_every_time() -> None:
@@ -32,6 +35,20 @@ def test_plans_hold_every_kind_of_loop_tile_and_storage() -> None:
     assert any("//" in str(row) for plan in drawn for loop in loops(plan.tree) for _, row in loop.rows)
     assert len({str(plan.storage) for plan in drawn}) > 5
     assert len({str(plan.tree) for plan in drawn}) > len(drawn) / 2
+
+
+def test_rewrites_that_pay_in_large_programs_only_are_drawn_for_small_ones() -> None:
+    @po.op
+    def convolution(x: po.f32[M, N], w: po.f32[K, 3, 3]):
+        y = po.tensor("y", shape=(K, M, N))
+        y[k, i, j] += x.pad(0)[i + a - 1, j + b - 1] * po.exp(w[k, a, b])
+        return y
+
+    lowering = convolution.lower(M=5, N=4, K=3)
+    drawn = [plans.answered(lowering, Random(seed)) for seed in range(12)]
+    made = {tensor.name for plan in drawn for tensor in plan.rewritten.tensors if tensor.role == "local"}
+    kinds = {kind for kind in ("wide", "factor", "columns") if any(kind in name for name in made)}
+    assert kinds == {"wide", "factor", "columns"}, made
 
 
 def test_a_plan_that_computes_something_else_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
