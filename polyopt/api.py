@@ -210,7 +210,7 @@ class Op:
 
     # --- ahead of time, and looking inside ------------------------------------------------------------------------
 
-    def compile(self, *args: Any, **kwargs: Any) -> Op:
+    def compile(self, /, *args: Any, **kwargs: Any) -> Op:
         """Compile for sizes (`op.compile(M=512, N=512)`) or for arrays, ahead of a call. Returns the op."""
         if self._is_call(args, kwargs):
             self._variant(self._bind(args, kwargs), {})
@@ -222,7 +222,7 @@ class Op:
         self._ahead.append(make(problem))
         return self
 
-    def lower(self, *args: Any, target: str | Target | None = None, **kwargs: Any) -> Lowering:
+    def lower(self, /, *args: Any, target: str | Target | None = None, **kwargs: Any) -> Lowering:
         """The stages of the compilation for sizes or for arrays; sizes that are left out stay symbolic."""
         machine = compilation.choose_target(target or self._choices.target)
         if not self._is_call(args, kwargs):
@@ -230,7 +230,7 @@ class Op:
         given = arguments.bind(self.signature, args, kwargs)
         return self._equations.apply(lambda traced: self._lower_traced(traced, given, machine), given)
 
-    def reference(self, *args: Any, numerics: str = "default", **kwargs: Any) -> Any:
+    def reference(self, /, *args: Any, numerics: str = "default", **kwargs: Any) -> Any:
         """The results by evaluating the equations one element at a time with NumPy: slow, in float64.
 
         numerics="strict": in the op's own dtypes, sums in index order, as a strict kernel computes them
@@ -273,11 +273,11 @@ class Op:
         problem = self._equations.problem(traced, sizes, target)
         return compilation.lower(replace(problem, layouts=_strided(given.layouts)))
 
-    def problem(self, **values: Any) -> Problem:
+    def problem(self, /, **values: Any) -> Problem:
         """What a compile for these sizes and compile-time values decides on, as `polyopt.tuning` takes it."""
         return self._equations.problem_for_values(values, compilation.choose_target(self._choices.target))
 
-    def describe(self, **values: Any) -> str:
+    def describe(self, /, **values: Any) -> str:
         """The signature and the equations, for these sizes and compile-time values where the equations depend on them.
 
         Without the equations where they depend on values that are not given, or on the dtypes of arguments.
@@ -342,22 +342,35 @@ class Method:
         """Compute, as `Op.__call__` does."""
         return self.op(self.__self__, *args, **kwargs)
 
-    def compile(self, *args: Any, **kwargs: Any) -> Method:
+    def compile(self, /, *args: Any, **kwargs: Any) -> Method:
         """As `Op.compile`."""
         self.op.compile(self.__self__, *args, **kwargs)
         return self
 
-    def lower(self, *args: Any, target: str | Target | None = None, **kwargs: Any) -> Lowering:
+    def lower(self, /, *args: Any, target: str | Target | None = None, **kwargs: Any) -> Lowering:
         """As `Op.lower`."""
         return self.op.lower(self.__self__, *args, target=target, **kwargs)
 
-    def reference(self, *args: Any, numerics: str = "default", **kwargs: Any) -> Any:
+    def reference(self, /, *args: Any, numerics: str = "default", **kwargs: Any) -> Any:
         """As `Op.reference`."""
         return self.op.reference(self.__self__, *args, numerics=numerics, **kwargs)
 
     def on(self, target: str | Target) -> Method:
         """As `Op.on`."""
         return Method(self.op.on(target), self.__self__)
+
+    def __str__(self) -> str:
+        return self.op.describe(**self._bound())
+
+    def __repr__(self) -> str:
+        return f"<bound {repr(self.op)[1:-1]} of {self.__self__!r}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the signature and the equations."""
+        return fragment(self.op.signature.name, str(self))
+
+    def _bound(self) -> dict[str, object]:
+        return {parameter.name: self.__self__ for parameter in self.op.signature.parameters[:1]}
 
 
 # --- making ops -------------------------------------------------------------------------------------------------

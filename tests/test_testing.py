@@ -99,6 +99,43 @@ def test_fixed_inputs_replace_random_ones(polyopt_check):
     assert set(result[:, 0]) <= {0.0, 2.0, 4.0}
 
 
+class Gain:
+    factor = 3.0
+
+    @po.op
+    def apply(self, x: f64[N], /):
+        return x * self.factor
+
+
+def test_methods_and_positional_only_parameters_are_checked(polyopt_check):
+    np.testing.assert_array_equal(polyopt_check(Gain().apply, np.ones(3)), np.full(3, 3.0))
+    assert polyopt_check(Gain().apply, N=4).shape == (4,)
+
+
+def test_what_is_expected_is_found_by_key(polyopt_check):
+    x = RNG.random(9)
+    polyopt_check(both, x, 0.5, expected={"scaled": x, "sum": x.sum()})
+    for wrong in ({"sum": x.sum(), "scale": x}, {"scaled": x}, (x.sum(), x), x):
+        with pytest.raises(pytest.fail.Exception, match="expected must be a dictionary with the keys 'sum', 'scaled'"):
+            polyopt_check(both, x, 0.5, expected=wrong)
+
+
+@pytest.mark.parametrize(
+    ("check", "says"),
+    [
+        (lambda check: check(linear_relu, M=3), "needs a value for K, N"),
+        (lambda check: check(linear_relu, M=3, N=4, K=5, inputs={"X": 1}), "inputs= holds 'X'"),
+        (lambda check: check(linear_relu, M=3, N=4, K=5, Q=6), "no size or compile-time parameter 'Q'"),
+        (lambda check: check(linear_relu, np.ones((3, 4), np.float32), N=4), "missing a required argument: 'w'"),
+        (lambda check: check(lambda x: x, N=4), "decorate the function with @po.op"),
+    ],
+    ids=["sizes", "inputs", "unknown size", "an array missing", "no op"],
+)
+def test_a_check_that_is_asked_for_wrongly_says_so(check, says, polyopt_check):
+    with pytest.raises(po.ArgumentError, match=says):
+        check(polyopt_check)
+
+
 # --- each check fails on a planted fault ----------------------------------------------------------------------
 
 

@@ -28,10 +28,18 @@ def by_position(out: Any, positions: Any, place: str) -> dict[int, Any]:
 def _wrong_structure(place: str, wanted: str, found: Any) -> ArgumentError:
     return ArgumentError(
         f"{place} must be {wanted}, as the op returns",
-        why=f"it is a {type(found).__name__}",
+        why=f"it is {_shown(found)}",
         fix="give arrays in the structure that a call without out= returns",
         facts={"place": place, "type": type(found).__name__},
     )
+
+
+def _shown(found: Any) -> str:
+    if isinstance(found, Mapping):
+        return f"a dictionary with the keys {', '.join(map(repr, found))}" if found else "an empty dictionary"
+    if isinstance(found, tuple | list):
+        return f"a {type(found).__name__} of {len(found)}"
+    return f"a {type(found).__name__}"
 
 
 def writable(value: Any, name: str) -> Array:

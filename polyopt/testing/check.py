@@ -6,20 +6,23 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from inspect import BoundArguments
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from polyopt import compilation, reference
+from polyopt.api import Method
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import SizeRef
 from polyopt.dsl.ir import Program
-from polyopt.errors import BackendUnavailable
+from polyopt.errors import ArgumentError, BackendUnavailable
 from polyopt.loops.text import loop_text
 from polyopt.reference.compare import Tolerance, difference, flatten, rebuild
+from polyopt.runtime.arguments import is_constant
 from polyopt.runtime.cuda import devices
+from polyopt.runtime.outs import by_position
 from polyopt.testing.guarded import guarded, guarded_copy, survives
 from polyopt.testing.inputs import random_inputs
 
@@ -45,7 +48,7 @@ class Checker:
 
     def __call__(
         self,
-        op: Op,
+        op: Op | Method,
         /,
         *args: Any,
         expected: Any = None,
@@ -69,7 +72,7 @@ class Checker:
         result = None
         for name in (target,) if target is not None else self.targets:
             try:
-                case = _prepare(op if name is None else op.on(name), args, named, dict(inputs or {}), chosen, name)
+                case = _prepare(op, args, named, dict(inputs or {}), chosen, name)
                 result = _checked(case, expected, Tolerance(rtol, atol))
             except BackendUnavailable as missing:
                 if target is not None:
@@ -139,7 +142,8 @@ class _Case:
             allowed = tolerance.allowed(values[name], bounds[name])
             self._compare("the reference", place, array, values[name], allowed)
         if expected is not None:
-            self._check_expected(got, expected, list(bounds.values()), tolerance)
+            wanted = self._in_structure(result, expected)
+            self._check_expected(got, wanted, list(bounds.values()), tolerance)
         for (place, array), other in zip(got.items(), placed, strict=False):
             self._check_repeated(place, array, other)
         return result
@@ -149,7 +153,8 @@ class _Case:
         strict = self.lowered.options.numerics == "strict"
         values, bounds = reference.evaluate_with_bounds(self.program, self.arrays, self.sizes, in_order=strict)
         if strict:
-            exact = flatten(self.op.reference(**self.arguments, numerics="strict")).values()
+            bound = BoundArguments(self.op.signature.python, OrderedDict(self.arguments))
+            exact = flatten(self.op.reference(*bound.args, **bound.kwargs, numerics="strict")).values()
             values = dict(zip(self.program.results, map(np.asarray, exact), strict=True))
             return values, {name: np.zeros(value.shape) for name, value in values.items()}
         return values, {name: _SLACK * bounds[name] for name in values}
@@ -161,13 +166,19 @@ class _Case:
         if got.shape != value.shape:
             self._fail(f"{place} has shape {got.shape} and should have {value.shape}")
 
+    def _in_structure(self, result: Any, expected: Any) -> list[Array]:
+        """What is expected of each result, found in `expected` as `out=` is: by position and by key."""
+        count = len(flatten(result))
+        try:
+            found = by_position(expected, rebuild(result, list(range(count))), "expected")
+        except ArgumentError as error:
+            self._fail(f"{error.what}, and {error.why}")
+        return [np.asarray(found[n]) for n in range(count)]
+
     def _check_expected(
-        self, got: Mapping[str, Array], expected: Any, bounds: list[Array], tolerance: Tolerance
+        self, got: Mapping[str, Array], wanted: list[Array], bounds: list[Array], tolerance: Tolerance
     ) -> None:
-        wanted = flatten(expected)
-        if len(wanted) != len(got):
-            self._fail(f"expected= holds {len(wanted)} arrays, and the op returns {len(got)}")
-        for (place, array), value, bound in zip(got.items(), map(np.asarray, wanted.values()), bounds, strict=True):
+        for (place, array), value, bound in zip(got.items(), wanted, bounds, strict=True):
             if value.shape != array.shape:
                 self._fail(f"{place} has shape {array.shape}, and expected= has {value.shape}")
             allowed = tolerance.allowed(value, 2 * bound + _rounding(array, value))
@@ -237,7 +248,7 @@ class _Case:
             worst = difference(place, other, got, np.zeros(got.shape))
             self._fail(f"another call, with out=, gives another result\n{worst or 'a zero has another sign'}")
 
-    def _fail(self, what: str) -> None:
+    def _fail(self, what: str) -> NoReturn:
         shown = f"loops:\n{_indented(loop_text(self.lowered.loops).splitlines())}"
         if self.is_gpu:
             numbered = (f"{n:>4} {line}" for n, line in enumerate(self.lowered.source("cuda").splitlines(), 1))
@@ -276,28 +287,67 @@ def _rounding(got: Array, expected: Array) -> Array:
 
 
 def _prepare(
-    op: Op, args: tuple[Any, ...], named: Mapping[str, Any], inputs: dict[str, Any], seed: int, target: str | None
+    op: Op | Method,
+    args: tuple[Any, ...],
+    named: Mapping[str, Any],
+    inputs: dict[str, Any],
+    seed: int,
+    target: str | None,
 ) -> _Case:
+    """The op with its arguments. Raises `ArgumentError` for names that the op does not have, and for open sizes."""
+    if isinstance(op, Method):
+        args = (op.__self__, *args)
+        op = op.op
+    if not hasattr(op, "signature"):
+        raise ArgumentError(
+            f"polyopt_check checks ops, and is given a {type(op).__name__}",
+            fix="decorate the function with @po.op",
+            facts={"type": type(op).__name__},
+        )
+    op = op if target is None else op.on(target)
     note = f"target {target or 'of the op'}"
-    values = op.signature.python.bind_partial(*args).arguments
     names = {parameter.name: parameter for parameter in op.signature.parameters}
-    values.update({name: value for name, value in named.items() if name in names})
-    arrays = {n: v for n, v in values.items() if names[n].kind != "constant" and not _is_plain(names[n].kind, v)}
-    if arrays:
-        bound = op.signature.python.bind(**values)
+    bound = op.signature.python.bind_partial(*args)
+    bound.arguments.update({name: value for name, value in named.items() if name in names})
+    others = {name: value for name, value in named.items() if name not in names}
+    values = bound.arguments
+    if any(not is_constant(names[n], v) and not _is_plain(names[n].kind, v) for n, v in values.items()):
+        lowered = op.lower(*bound.args, **bound.kwargs, **others)
         bound.apply_defaults()
-        lowered = op.lower(**bound.arguments)
         found = {name: np.asarray(bound.arguments[name]) for name in lowered.program.parameters}
         return _Case(op, bound.arguments, found, sizes_of(lowered.program, found), lowered, note)
-    constants = {name: value for name, value in values.items() if names[name].kind == "constant"}
-    sizes = {name: value for name, value in named.items() if name not in names}
-    lowered = op.lower(**sizes, **constants)
-    open_sizes = {name: sizes[name] for name in lowered.program.sizes}
+    constants = {name: value for name, value in values.items() if is_constant(names[name], value)}
+    lowered = op.lower(**others, **constants)
+    open_sizes = _open_sizes(lowered.program, others)
+    _check_names(inputs, lowered.program)
     scalars = {name: value for name, value in values.items() if name not in constants}
     drawn = random_inputs(lowered.program, open_sizes, seed, {**scalars, **inputs})
     note += f", seed {seed} (--polyopt-seed={seed} draws the same inputs)"
     arguments = {name: drawn[name] if name in drawn else values[name] for name in names if name in {**drawn, **values}}
     return _Case(op, arguments, drawn, open_sizes, lowered, note)
+
+
+def _open_sizes(program: Program, given: Mapping[str, Any]) -> dict[str, int]:
+    """The values of the sizes that stayed symbolic."""
+    missing = [name for name in program.sizes if name not in given]
+    if missing:
+        raise ArgumentError(
+            f"'{program.name}' needs a value for {', '.join(missing)}",
+            why="random inputs are drawn for given sizes",
+            fix=f"set them: {', '.join(f'{name}=7' for name in missing)}",
+            facts={"sizes": tuple(missing)},
+        )
+    return {name: given[name] for name in program.sizes}
+
+
+def _check_names(inputs: Mapping[str, Any], program: Program) -> None:
+    for name in inputs:
+        if name not in program.parameters:
+            raise ArgumentError(
+                f"inputs= holds '{name}', and '{program.name}' has no such array",
+                why=f"its arrays are {', '.join(program.parameters) or 'none'}",
+                facts={"name": name, "parameters": program.parameters},
+            )
 
 
 def _is_plain(kind: str, value: Any) -> bool:

@@ -101,6 +101,13 @@ def test_a_method_of_a_class_with_slots_sees_changes() -> None:
     assert_allclose(slotted.apply(x), 4 * x)
 
 
+def test_a_method_shows_itself_as_an_op_does() -> None:
+    method = Gain(5.0).apply
+    assert "y[i] = x[i] * 5 + 3" in str(method)
+    assert "y[i] = x[i] * 5 + 3" in method._repr_html_()
+    assert repr(method).startswith("<bound op apply(self, x: f64[N]) of <")
+
+
 # --- ops without parameters, keyword-only parameters ----------------------------------------------------------------
 
 
