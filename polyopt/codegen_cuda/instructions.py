@@ -2,9 +2,14 @@
 
 An instruction adds a 16 x K by K x 8 product to a 16 x 8 tile that the 32 lanes of a warp keep together. Lane l is
 g = l / 4 and q = l % 4; it has rows g and g + 8 of the result and columns 2 q and 2 q + 1. Which rows and columns of a
-block's tile these are is ours to choose. Of 16-bit elements they are those of the instruction. Of bytes, rows g and
-g + 8 are 2 g and 2 g + 1, and two instructions share 16 columns, of which lane q has 4 q to 4 q + 3: then operands that
-lie along either axis are read by `ldmatrix`, bytes of turned ones in pairs, and results are stored in vectors.
+block's tile these are is ours to choose. Two instructions share 16 columns, of which a lane has four neighbors: then
+four lanes store whole sectors of 32 bytes, of 16-bit results too.
+
+Of bytes, lane q has columns 4 q to 4 q + 3, and rows g and g + 8 are 2 g and 2 g + 1: operands that lie along either
+axis are then read by `ldmatrix`, bytes of turned ones in pairs. Of 16-bit elements, rows are the instruction's, and
+lane q has the columns from 8 (q % 2) + 4 (q / 2) on. Where the second operand lies along the sum, its columns are read
+in this order. A turned one is read in its own: the instructions then leave a lane two columns in each half of the 16,
+of which lanes q and q ^ 1 exchange one pair when the sums are complete.
 Source: [PTX], "Warp-level matrix instructions".
 """
 
@@ -22,6 +27,9 @@ COLUMNS = 16
 ROW_LANES, COLUMN_LANES = 8, 4
 """Values of g and of q."""
 
+COLUMN_WIDTH = COLUMNS // COLUMN_LANES
+"""Neighboring columns of a lane."""
+
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
@@ -30,7 +38,7 @@ class Instruction:
     helper:       its name in `po_device.h`
     left, right:  dtypes of the operands; result: of the sums
     steps:        of the sum, in one instruction
-    row_width, column_width: neighboring rows and columns of a lane: 1 and 2 of 16-bit elements, 2 and 4 of bytes
+    row_width:    neighboring rows of a lane: 1 of 16-bit elements, 2 of bytes
     is_exact:     whether the result is that of sums in order
     """
 
@@ -40,7 +48,6 @@ class Instruction:
     result: DType
     steps: int
     row_width: int
-    column_width: int
     is_exact: bool
 
     @property
@@ -52,11 +59,11 @@ class Instruction:
 
 
 def _halves(helper: str, dtype: DType) -> Instruction:
-    return Instruction(helper, dtype, dtype, f32, 16, 1, 2, is_exact=False)
+    return Instruction(helper, dtype, dtype, f32, 16, 1, is_exact=False)
 
 
 def _bytes(helper: str, left: DType, right: DType) -> Instruction:
-    return Instruction(helper, left, right, i32, 32, 2, 4, is_exact=True)
+    return Instruction(helper, left, right, i32, 32, 2, is_exact=True)
 
 
 INSTRUCTIONS = (

@@ -213,6 +213,16 @@ template <int Bytes> PO_DEVICE int po_swizzled(int place) {
   const int part = ((line ^ line >> 2) & 3) | ((line ^ line >> 1) << 1 & 4);
   return place ^ part * (16 / Bytes);
 }
+// Neighboring lanes exchange registers: the even one's second N go where the odd one's first N were, and back.
+template <int N, class T> PO_DEVICE void po_exchange(T *own, int lane) {
+  const bool is_odd = lane % 2;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const T other = po_shfl_xor(is_odd ? own[i] : own[N + i], 1);
+    own[i] = is_odd ? other : own[i];
+    own[N + i] = is_odd ? own[N + i] : other;
+  }
+}
 // The elements of a vector as registers one after the other.
 template <class T, int N> PO_DEVICE void po_unpack(T *registers, const po_vec<T, N> &value) {
 #pragma unroll

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyopt.codegen_cuda.instructions import COLUMN_LANES, COLUMNS, ROW_LANES
+from polyopt.codegen_cuda.instructions import COLUMN_LANES, COLUMN_WIDTH, COLUMNS, ROW_LANES
 from polyopt.codegen_cuda.intervals import as_number
 from polyopt.codegen_cuda.plan import Contraction
 from polyopt.codegen_cuda.shapes import replaced
@@ -17,10 +17,10 @@ from polyopt.codegen_cuda.staging import Tiler
 from polyopt.codegen_cuda.sums import Sum
 from polyopt.codegen_cuda.tiles import Side, below, extent
 from polyopt.codegen_cuda.vectors import Vectors
-from polyopt.dsl.ir import Op
+from polyopt.dsl.ir import Const, Op
 from polyopt.dtypes import i64
 from polyopt.errors import ScheduleError
-from polyopt.loops.ir import Expr, For, Load, Stmt, Store, index_var, integer, substitute
+from polyopt.loops.ir import Block, Expr, For, Load, Stmt, Store, index_var, integer, substitute, walk
 
 ROW_WARPS = 2
 MOST_COLUMN_WARPS = 4
@@ -31,6 +31,7 @@ class TensorTiler(Tiler):
     """Builds the nest of one contraction that an instruction of the tensor cores sums up.
 
     _is_each: whether columns are stored one by one, since they are no vectors in memory
+    _is_exchanged: whether instructions leave lanes columns of one another
     """
 
     _is_swizzled = True
@@ -40,6 +41,7 @@ class TensorTiler(Tiler):
         assert plan.instruction is not None
         self._instruction = plan.instruction
         self._is_each = False
+        self._is_exchanged = False
         self._points = plan.piece
         self._slots = min(plan.slots, self._pieces() * self._rounds())
 
@@ -60,7 +62,10 @@ class TensorTiler(Tiler):
         rows, columns = self._sides()
         across = min(MOST_COLUMN_WARPS, columns.points // COLUMNS)
         self._rows = self._in_warps(rows, ROW_WARPS, ROW_LANES, one.row_width)
-        self._columns = self._in_warps(columns, across, COLUMN_LANES, one.column_width)
+        self._columns = self._in_warps(columns, across, COLUMN_LANES, COLUMN_WIDTH)
+        if not one.is_of_bytes:
+            self._columns = replace(self._columns, half=self._fresh(f"{columns.loop.var}_half"))
+            self._is_exchanged = any(copy.axes[1] == columns.loop.var for copy in self._copies.values())
 
     def _in_warps(self, side: Side, warps: int, threads: int, width: int) -> Side:
         name = self._fresh(f"{side.loop.var}_warp")
@@ -69,10 +74,26 @@ class TensorTiler(Tiler):
     # --- before and after the sum -----------------------------------------------------------------------------------
 
     def _ends(self) -> tuple[Stmt, Stmt]:
+        before, after = self._both_ends()
+        if self._is_exchanged:
+            stores = [inner for inner in walk(before) if isinstance(inner, Store)]
+            if not all(isinstance(store.value, Const) for store in stores):
+                before = Block((before, self._exchanged()))
+            after = Block((self._exchanged(), after))
+        return before, after
+
+    def _exchanged(self) -> Stmt:
+        """The sums between the lanes that store them and those whose instructions add them up."""
+        lane, own = self._columns.lane, (*self._rows.own, *self._columns.own)
+        kept = Store(f"{self._name} exchanged", (), self._name, own, Load(self._name, own, self._reducer.dtype))
+        body = For(lane, integer(0), integer(self._columns.width), kept, 1, "exchange", lane)
+        return self._rows.over(self._columns.over(body, lanes=None))
+
+    def _both_ends(self) -> tuple[Stmt, Stmt]:
         columns = self._columns
         self._vectors.lanes[columns.thread] = columns.lane
         known = {side.tile: (as_number(side.loop.lower) == 0 and side.points) or 1 for side in self._sides()}
-        self._vectors.known = {**known, columns.warp: columns.points // columns.warps}
+        self._vectors.known = {**known, columns.warp: columns.points // columns.warps, columns.half: COLUMNS // 2}
         before, after = (
             self._vectors.spread(body, columns.thread, columns.width, {self._name})
             for body in (self._started(), self._finished())

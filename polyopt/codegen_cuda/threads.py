@@ -87,6 +87,8 @@ class ThreadPrinter:
                 yield from self._pipeline(statement)
             case For(kind="warp"):
                 yield from self._warp(statement)
+            case For(kind="exchange", body=Store() as store):
+                yield from self._exchanged(statement, store)
             case For(kind="vector", body=Store() as store):
                 yield from self._lanes(statement, store)
             case For():
@@ -126,6 +128,10 @@ class ThreadPrinter:
     def _warp(self, loop: For) -> Iterator[str]:
         """A loop that is instructions of a warp."""
         raise ScheduleError("a warp's product stands inside a thread", why=loop.var)
+
+    def _exchanged(self, loop: For, store: Store) -> Iterator[str]:
+        """A loop over elements of registers that lanes of a warp exchange."""
+        raise ScheduleError("lanes exchange registers inside a thread", why=loop.var)
 
     def _share(self, buffer: Buffer) -> None:
         """Declares a buffer in shared memory."""

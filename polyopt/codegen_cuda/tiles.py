@@ -19,6 +19,7 @@ class Side:
 
     tile: variable of the first point; thread, place, lane: of a thread's first point, of a group of points, in a group
     warp: variable of a warp's first point, where `warps` warps share the side
+    half: variable of the first point of a half, where every other thread has its points in the second half of a group
     """
 
     loop: For
@@ -31,6 +32,7 @@ class Side:
     threads: int = SIDE
     warp: str = ""
     warps: int = 1
+    half: str = ""
 
     @property
     def groups(self) -> int:
@@ -43,6 +45,8 @@ class Side:
         place: Expr = index_var(self.thread)
         if self.warps > 1:
             place = Op("add", (index_var(self.warp), place), i64)
+        if self.half:
+            place = Op("add", (place, index_var(self.half)), i64)
         if self.groups == 1:
             return place
         apart = integer(self.threads * self.width)
@@ -74,8 +78,11 @@ class Side:
 
     def over_threads(self, body: Stmt) -> Stmt:
         """`body` for each thread along the side in a warp."""
-        end = integer(self.threads * self.width)
-        return For(self.thread, integer(0), end, body, self.width, "block", f"{self.loop.axis} in tile", self.threads)
+        threads, end, axis = self.threads, self.threads * self.width, f"{self.loop.axis} in tile"
+        if self.half:
+            threads, end = threads // 2, end // 2
+            body = For(self.half, integer(0), integer(2 * end), body, end, "block", f"{self.loop.axis} half", 2)
+        return For(self.thread, integer(0), integer(end), body, self.width, "block", axis, threads)
 
     def over_warps(self, body: Stmt) -> Stmt:
         """`body` for each warp along the side."""

@@ -3,7 +3,8 @@
 Lane l of an `ldmatrix` gives the address of row l % 8 of matrix l / 8; which rows, columns and steps of the tile these
 are follows from the instruction's fragments and from the axis along which the copy lies. A copy that lies along the sum
 is read as it is, another one transposed; of bytes, which `ldmatrix` takes in pairs, the pairs are then taken apart, and
-the steps of a matrix are every fourth and the next.
+the steps of a matrix are every fourth and the next. Of 16-bit elements, neighboring lanes exchange a pair of columns
+after the sum, where these could not be read in the order of the results.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Operand:
 
     load:   its element
     step:   variable of the steps; thread: of a lane's first point along its side
+    half:   variable of the half that every other lane is in; empty where there are none
     group, lane: loops over a lane's groups of points, and over its neighbors
     is_along: whether its copy is contiguous along the sum
     """
@@ -35,6 +37,7 @@ class Operand:
     load: Load
     step: str
     thread: str
+    half: str
     group: For | None
     lane: For | None
 
@@ -51,6 +54,8 @@ class Operand:
         first = self.load.indices
         if self.lane is not None:
             first = tuple(first_lane(index, self.lane.var) for index in first)
+        if self.half:
+            first = tuple(first_lane(index, self.half) for index in first)
         return tuple(substitute(index, dict(values)) for index in first)
 
 
@@ -59,6 +64,7 @@ class WarpPrinter(SharedPrinter):
 
     def _coordinates(self) -> list[str]:
         lines = super()._coordinates()
+        self._has_exchange = any(isinstance(s, For) and s.kind == "exchange" for s in walk(self._body))
         if self._has_products:
             self._lane_name = self._unused("lane", "")
             self._shared.names[self._lane_name] = self._lane_name  # type: ignore[index]  # a printer has its own
@@ -73,12 +79,12 @@ class WarpPrinter(SharedPrinter):
             self._unused(f"{self._shared.names[side.load.buffer].removesuffix('_tile')}_own", "")
             for side in (left, right)
         ]
-        per_row, per_column = 2 // one.row_width, 4 // one.column_width
-        counts = left.groups // per_row, right.groups // per_column
+        per_row = 2 // one.row_width
+        counts = left.groups // per_row, right.groups
         declared = ", ".join(f"{name}[{count}][4]" for name, count in zip(fragments, counts, strict=True))
         yield f"po_u32 {declared};"
         yield from self._fetch(fragments[0], left, self._left_place(left, one), per_row, one)
-        yield from self._fetch(fragments[1], right, self._right_place(right, one), per_column, one)
+        yield from self._fetch(fragments[1], right, self._right_place(right, one), 1, one)
         yield from self._multiply(store, left, right, fragments, one)
 
     def _product(self, loop: For) -> tuple[Store, Operand, Operand, Instruction]:
@@ -88,24 +94,41 @@ class WarpPrinter(SharedPrinter):
         while isinstance(inner, For):
             nest.append(inner)
             inner = inner.body
-        blocks = [s for s in walk(self._body) if isinstance(s, For) and s.kind == "block" and s.chunk]
-        if not isinstance(inner, Store) or [s.chunk for s in blocks[-2:]] != [ROW_LANES, COLUMN_LANES]:
+        row, column, *halves = self._lane_loops()
+        if not isinstance(inner, Store):
             raise ScheduleError("a warp's product has another form than an instruction's", why=loop.var)
         loads = [node for node in walk_expr(inner.value) if isinstance(node, Load)]
         loads.sort(key=lambda load: _uses(load, nest[-1].var))
         operands = []
-        for load, block in zip(loads, blocks[-2:], strict=True):
+        places = (row, ""), (column, halves[0].var if halves else "")
+        for load, (block, half) in zip(loads, places, strict=True):
             own = [s for s in nest if _uses(load, s.var)]
             lane = own.pop() if own[-1].upper == integer(block.step) and block.step > 1 else None
-            operands.append(Operand(load, loop.var, block.var, own[0] if own else None, lane))
-        self._row_thread = blocks[-2].var
+            operands.append(Operand(load, loop.var, block.var, half, own[0] if own else None, lane))
+        self._row_thread = row.var
         reducer = inner.reducer
         assert reducer is not None, "a product is summed up"
         one = instruction_of(loads[0].dtype, loads[1].dtype, reducer.dtype)
         if one is None or as_number(loop.upper) != one.steps:
             kinds = " and ".join(str(load.dtype) for load in loads)
             raise ScheduleError("no instruction multiplies a warp's operands", why=kinds)
+        if bool(halves) == one.is_of_bytes or self._has_exchange != (bool(halves) and not operands[1].is_along):
+            raise ScheduleError("a warp's lanes have other columns than an instruction gives them", why=str(one))
         return inner, operands[0], operands[1], one
+
+    def _lane_loops(self) -> list[For]:
+        """The loops that the lanes of a warp share: over rows, over columns, over the halves of a group of these."""
+        blocks = [s for s in walk(self._body) if isinstance(s, For) and s.kind == "block" and s.chunk]
+        for chunks in ([ROW_LANES, COLUMN_LANES], [ROW_LANES, COLUMN_LANES // 2, 2]):
+            found = blocks[-len(chunks) :]
+            if [loop.chunk for loop in found] == chunks:
+                return found
+        raise ScheduleError("a warp's lanes are not those of an instruction", why=", ".join(b.var for b in blocks))
+
+    def _exchanged(self, loop: For, store: Store) -> Iterator[str]:
+        """Registers that lanes q and q ^ 1 hold for each other."""
+        first = self._x.element(store.buffer, tuple(first_lane(index, loop.var) for index in store.indices)).text
+        yield f"po_exchange<{(as_number(loop.upper) or 0) // 2}>(&{first}, {self._lane_name});"
 
     # --- fragments --------------------------------------------------------------------------------------------------
 
@@ -130,11 +153,13 @@ class WarpPrinter(SharedPrinter):
         return {left.thread: self._lane((8, 2, 8)), left.step: self._lane((16, 2, 8), (1, 8, 1))}
 
     def _right_place(self, right: Operand, one: Instruction) -> dict[str, Expr]:
-        """The same for columns: matrices are the first and the last steps of one instruction, then of the next."""
+        """The same for columns: matrices are the first and the last steps of one instruction, then of the next. Columns
+        that come one by one come in the order of the results, four of each lane."""
         if right.is_along and one.is_of_bytes:
             return {right.thread: self._lane((1, 8, 2), (16, 2, 1)), right.step: self._lane((8, 2, 16))}
         if right.is_along:
-            return {right.thread: self._lane((16, 2, 8), (1, 8, 1)), right.step: self._lane((8, 2, 8))}
+            column = self._lane((2, 2, 8), (4, 2, 4), (16, 2, 2), (1, 2, 1))
+            return {right.thread: column, right.step: self._lane((8, 2, 8))}
         if one.is_of_bytes:
             return {right.thread: integer(0), right.step: self._lane((8, 2, 16), (16, 2, 2), (2, 4, 4), (1, 2, 1))}
         return {right.thread: self._lane((16, 2, 8)), right.step: self._lane((8, 2, 8), (1, 8, 1))}
@@ -153,31 +178,29 @@ class WarpPrinter(SharedPrinter):
     def _multiply(
         self, store: Store, left: Operand, right: Operand, fragments: Sequence[str], one: Instruction
     ) -> Iterator[str]:
-        """The instructions, one for each pair of fragments."""
+        """The instructions, one for each pair of fragments: two for each group of columns."""
+        assert right.lane is not None
+        half = self._unused("half", "")
+        self._x.ranges[half], self._shared.names[half] = (integer(0), integer(1)), half  # type: ignore[index]  # own
         width = 2 // one.row_width
-        first: dict[str, Expr] = {loop.var: integer(0) for side in (left, right) if (loop := side.lane) is not None}
+        first: dict[str, Expr] = {} if left.lane is None else {left.lane.var: integer(0)}
         if one.is_of_bytes:
-            assert left.lane is not None and right.lane is not None
-            half = self._unused("half", "")
-            self._x.ranges[half], self._shared.names[half] = (integer(0), integer(1)), half  # type: ignore[index]  # own
+            assert left.lane is not None
             below: dict[str, Expr] = {left.lane.var: integer(1)}
-            other: dict[str, Expr] = {right.lane.var: index_var(half)}
-            step = "<2>"
-            operand = f"&{fragments[1]}[{self._number(right, 1)}][{half} * 2]"
+            apart = 1
         else:
-            assert left.group is not None and right.group is not None
-            half, other, step = "", {}, ""
+            assert left.group is not None
             below = {left.group.var: folded("add", index_var(left.group.var), integer(1))}
-            group = self._shared.names[right.group.var]
-            operand = f"&{fragments[1]}[{group} / 2][{group} % 2 * 2]"
+            apart = 2
+        first[right.lane.var] = folded("mul", index_var(half), integer(apart))
         upper, lower = (
-            self._x.element(store.buffer, tuple(substitute(i, {**first, **other, **here}) for i in store.indices)).text
+            self._x.element(store.buffer, tuple(substitute(i, {**first, **here}) for i in store.indices)).text
             for here in ({}, below)
         )
-        line = f"{one.helper}{step}(&{upper}, &{lower}, {fragments[0]}[{self._number(left, width)}], {operand});"
-        lines = [line]
-        if half:
-            lines = ["#pragma unroll", f"for (int {half} = 0; {half} < 2; ++{half}) {line}"]
+        sums, operand = f"&{upper}, &{lower}", f"&{fragments[1]}[{self._number(right, 1)}][{half} * 2]"
+        step = "<2>" if apart == 1 else ""
+        call = f"{one.helper}{step}({sums}, {fragments[0]}[{self._number(left, width)}], {operand});"
+        lines = ["#pragma unroll", f"for (int {half} = 0; {half} < 2; ++{half}) {call}"]
         yield from self._over(left, width, list(self._over(right, 1, lines)))
 
     def _over(self, side: Operand, step: int, lines: Sequence[str]) -> Iterator[str]:

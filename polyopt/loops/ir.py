@@ -45,7 +45,9 @@ class Load:
     checks: tuple[Check, ...] = ()
 
 
-LoopKind: TypeAlias = Literal["serial", "parallel", "vector", "unrolled", "group", "grid", "block", "pipeline", "warp"]
+LoopKind: TypeAlias = Literal[
+    "serial", "parallel", "vector", "unrolled", "group", "grid", "block", "pipeline", "warp", "exchange"
+]
 CONCURRENT = ("parallel", "vector", "grid", "block")
 """Kinds of loops whose iterations may run at once."""
 COMBINED = ("vector", "block")
@@ -110,6 +112,8 @@ class For:
            "pipeline": serial, its copies to shared memory asynchronous: one group of them per iteration, of which all
                        but the newest `chunk - 2` have come, for all threads, when an iteration starts that reads
            "warp":     serial, wanted as one instruction of a warp per tile; the body is what it means
+           "exchange": serial, leaves registers as they are; lanes of a warp that hold elements for each other, as
+                       instructions left or want them, exchange these here
     axis:  the axes it scans, for the reader ("i", "i tile")
     chunk: for "parallel": iterations per unit of work (>= 1); for "group": how many neighbours a whole group has;
            for "grid": iterations that `codegen_cuda.partition` gives to one block, 1 once it has; for "block": how

@@ -379,6 +379,7 @@ def _dot_style(statement: Stmt) -> str:
         "unrolled": "lightyellow",
         "pipeline": "lavender",
         "warp": "lavender",
+        "exchange": "lavender",
     }
     if isinstance(statement, For) and statement.kind in colors:
         return f", style=filled, fillcolor={colors[statement.kind]}"

@@ -33,13 +33,14 @@ def values(dtype: DType, *shape: int) -> Array:
     return found
 
 
-def products(left: DType, right: DType, layout: str) -> Op:
+def products(left: DType, right: DType, layout: str, result: DType | None = None) -> Op:
     """A product whose operands lie as einsum's subscripts say: "mk,nk"."""
+    result = result or (po.i32 if left.itemsize == 1 else f32)
     first, second = layout.split(",")
     sizes, indices = {"m": M, "n": N, "k": K}, {"m": i, "n": j, "k": k}
 
     def multiply(x: Any, w: Any) -> object:
-        y = po.tensor("y", dtype=po.i32 if left.itemsize == 1 else f32)
+        y = po.tensor("y", dtype=result)
         y[i, j] += x[tuple(indices[c] for c in first)] * w[tuple(indices[c] for c in second)]
         return y
 
@@ -102,6 +103,14 @@ def continued(x: i8[M, K], w: i8[K, N], c: po.i32[M, N]) -> object:
 
 
 @po.op
+def onto(x: bf16[M, K], w: bf16[K, N], c: f32[M, N]) -> object:
+    y = po.tensor("y")
+    y[i, j] = 3 * c[i, j]
+    y[i, j] += x[i, k] * w[k, j]
+    return y
+
+
+@po.op
 def windows(x: f16[B, H, W, C], f: f16[3, 3, C, N]) -> object:
     y = po.tensor("y", dtype=f32)
     r, s, c = po.indices("r s c")
@@ -136,6 +145,11 @@ CASES: dict[str, tuple[Op, tuple[Array, ...], Array]] = {
         continued,
         lambda x, w, c: 3 * c + x.astype("i4") @ w.astype("i4"),
         *(values(i8, 40, 80), values(i8, 80, 36), np.arange(40 * 36, dtype=np.int32).reshape(40, 36)),
+    ),
+    "of lanes that exchange them, onto other sums": case(
+        onto,
+        lambda x, w, c: 3 * c + x.astype("f8") @ w.astype("f8"),
+        *(values(bf16, 40, 80), values(bf16, 80, 36), values(f16, 40, 36).astype(np.float32)),
     ),
     "windows": case(windows, convolved, values(f16, 1, 3, 35, 24), values(f16, 3, 3, 24, 34)),
 }
@@ -226,7 +240,7 @@ WRONG = {
     "a swizzle left out": (r"po_swizzled<2>", ""),
     "rows of a fragment": (r"lane % 16", "lane % 8"),
     "steps of a fragment": (r"lane / 16 \* 8", "0"),
-    "which of two fragments": (r"% 2 \* 2", "* 0"),
+    "which of two fragments": (r"\[half \* 2\]", "[0]"),
     "the warp's part of the tile": (r"i_warp \+ lane", "lane"),
     "the lane's row of the results": (r"i_warp \+ row", "i_warp"),
 }
@@ -275,6 +289,28 @@ def test_copies_that_are_not_swizzled_conflict_and_the_counters_name_the_lines()
     outcome = emulate(changed_text(lowering, text), {"x": args[0], "w": args[1]}, {}, "count")
     lines = {row.line for row in outcome.traffic if row.space == "shared" and row.used > row.ideal}
     assert lines == {n for n, line in enumerate(text.splitlines(), 1) if "po_ldmatrix" in line}
+
+
+@needs_compiler
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
+def test_results_of_two_bytes_leave_in_whole_sectors(dtype: DType, layout: str) -> None:
+    """Lanes exchange a pair of columns after the sum where they could not read them in the order of the results."""
+    m, n, steps = 64, 96, 64
+    x, w = values(dtype, m, steps), values(dtype, steps, n)
+    first, second = layout.split(",")
+    args = tuple(np.ascontiguousarray(a if name in ("mk", "kn") else a.T) for a, name in ((x, first), (w, second)))
+    op = products(dtype, dtype, layout, dtype)
+    lowering = lowered(op, *args)
+    text = lowering.cuda.text
+    assert ("po_exchange<2>" in text) == (second == "kn") and "po_store<4>" in text
+    outcome = emulate(lowering, inputs(op, args), {}, "count")
+    assert outcome.problems == ()
+    assert all(row.used == row.ideal for row in outcome.traffic), outcome.traffic
+    assert_equals(outcome.results[0].astype("f8"), (x.astype("f8") @ w.astype("f8")).astype(dtype.numpy).astype("f8"))
+    for fault in planted(text, r"po_exchange<2>\(.*\);", ";"):
+        wrong = emulate(changed_text(lowering, fault.text), inputs(op, args), {})
+        assert (wrong.results[0] != outcome.results[0]).any(), "columns are where they were"
 
 
 @needs_compiler
