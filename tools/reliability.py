@@ -3,7 +3,8 @@
     python tools/reliability.py
 
 The totals come from tests/reliability.json, to which `polyopt fuzz --log`, `python -m tests.fuzz.verdicts --log`,
-`python -m tests.mutation.harness --log` and `python -m tests.codegen_c.exhaustive --log` add a line for each commit.
+`python -m tests.mutation.harness --log`, `python -m tests.operators.product --log` and
+`python -m tests.codegen_c.exhaustive --log` add a line for each commit.
 What a CI run tries is read from the tests.
 """
 
@@ -21,6 +22,7 @@ from polyopt.fuzz.generate import PLANS  # noqa: E402
 from tests.codegen_c import exhaustive  # noqa: E402
 from tests.fuzz import test_random_operators, test_verdicts, verdicts  # noqa: E402
 from tests.mutation import harness, test_mutation  # noqa: E402
+from tests.operators import product as operators  # noqa: E402
 from tests.robustness import test_processes  # noqa: E402
 from tests.robustness.adversaries import ADVERSARIES  # noqa: E402
 
@@ -90,8 +92,16 @@ def rows() -> Iterator[tuple[str, str, str, str, str, str]]:
         false("faults"),
         "`python -m tests.mutation.harness --log tests/reliability.json`",
     )
+    cases = sum(1 for row in operators.rows() for _ in operators.cases(row))
+    yield (
+        "5",
+        "operators of the catalogue at awkward sizes, layouts, dtypes",
+        "pairs",
+        f"{total('operators', 'cases'):,} cases of the {cases:,} of the full product",
+        false("operators"),
+        "`python -m tests.operators.product --log tests/reliability.json`",
+    )
     for number, what, share, command in (
-        ("5", "operators of the catalogue at awkward sizes, layouts, dtypes", "pairs", "`pytest tests/operators`"),
         (
             "6",
             "damaged cache: each truncation, each flipped bit, 15 more ways",

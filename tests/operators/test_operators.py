@@ -1,7 +1,7 @@
 """Every operator of the catalogue gives what NumPy gives, at awkward sizes, in every layout and dtype.
 
 The ordinary run takes from each operator a pairwise covering of sizes, layouts and dtypes: every two choices meet in
-some case. `-m trust` runs the full product, which `--shard=k/n` cuts into n parts.
+some case. `-m trust` runs the full product, which `--shard=k/n` cuts into n parts; `product.py` logs how far it came.
 """
 
 from __future__ import annotations
