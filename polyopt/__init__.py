@@ -21,6 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from polyopt.dsl import einsum as _einsum
+from polyopt.dsl import spans as _spans
 from polyopt.dsl import trace as _trace
 from polyopt.dsl.functions import (
     abs,
@@ -89,10 +90,14 @@ def einsum(*arguments: Any, **options: Any) -> Any:
     Takes a specification and operands, or operands and lists of labels. Inside an op the only option with a meaning
     is `dtype=`; outside all of NumPy's are accepted.
     """
-    if _trace.is_tracing():
-        return _einsum.einsum_in_op(*arguments, **options)
-    api: Any = importlib.import_module("polyopt.api")
-    return api.einsum(*arguments, **options)
+    try:
+        if _trace.is_tracing():
+            return _einsum.einsum_in_op(*arguments, **options)
+        api: Any = importlib.import_module("polyopt.api")
+        return api.einsum(*arguments, **options)
+    except PolyoptError as error:
+        _spans.hide_internals(error)
+        raise
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from polyopt.dsl.bind import solve_sizes, specialise
 from polyopt.dsl.ir import Program
 from polyopt.dsl.results import Structure
 from polyopt.dsl.signature import Signature, read_signature
+from polyopt.dsl.spans import ends_at_the_user, hide_internals
 from polyopt.dsl.text import program_text
 from polyopt.dsl.trace import Traced
 from polyopt.equations import Equations
@@ -76,24 +77,28 @@ class Op:
         Raises `ArgumentError`, `DTypeError` or `ShapeError` for arguments that do not fit, `DefinitionError` for
         equations that do not hold together, `BoundsError` for a data subscript out of range.
         """
-        if settings.has_overrides() or tracing.is_tracing():
-            return self._call_carefully(args, kwargs)
-        ways = self._ways
-        if not kwargs:
-            if ways.plain is not None:
-                result = ways.plain(*args)
-                if result is not None:
-                    return result
-            if ways.torch is not None and (views := arrays.torch_views(args)) is not None:
-                result = ways.torch(*views)
-                if result is not None:
-                    return result
-        elif ways.into is not None and len(kwargs) == 1 and "out" in kwargs:
-            out = kwargs["out"]
-            outs = out if type(out) is tuple else (out,)
-            if ways.into(*args, *outs) is not None:
-                return out
-        return self._call_like_before(args, kwargs)
+        try:
+            if settings.has_overrides() or tracing.is_tracing():
+                return self._call_carefully(args, kwargs)
+            ways = self._ways
+            if not kwargs:
+                if ways.plain is not None:
+                    result = ways.plain(*args)
+                    if result is not None:
+                        return result
+                if ways.torch is not None and (views := arrays.torch_views(args)) is not None:
+                    result = ways.torch(*views)
+                    if result is not None:
+                        return result
+            elif ways.into is not None and len(kwargs) == 1 and "out" in kwargs:
+                out = kwargs["out"]
+                outs = out if type(out) is tuple else (out,)
+                if ways.into(*args, *outs) is not None:
+                    return out
+            return self._call_like_before(args, kwargs)
+        except PolyoptError as error:
+            hide_internals(error)
+            raise
 
     def _call_like_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is recognised at a glance, if it is like one before."""
@@ -210,6 +215,7 @@ class Op:
 
     # --- ahead of time, and looking inside ------------------------------------------------------------------------
 
+    @ends_at_the_user
     def compile(self, /, *args: Any, **kwargs: Any) -> Op:
         """Compile for sizes (`op.compile(M=512, N=512)`) or for arrays, ahead of a call. Returns the op."""
         if self._is_call(args, kwargs):
@@ -222,6 +228,7 @@ class Op:
         self._ahead.append(make(problem))
         return self
 
+    @ends_at_the_user
     def lower(self, /, *args: Any, target: str | Target | None = None, **kwargs: Any) -> Lowering:
         """The stages of the compilation for sizes or for arrays; sizes that are left out stay symbolic."""
         machine = compilation.choose_target(target or self._choices.target)
@@ -230,6 +237,7 @@ class Op:
         given = arguments.bind(self.signature, args, kwargs)
         return self._equations.apply(lambda traced: self._lower_traced(traced, given, machine), given)
 
+    @ends_at_the_user
     def reference(self, /, *args: Any, numerics: str = "default", **kwargs: Any) -> Any:
         """The results by evaluating the equations one element at a time with NumPy: slow, in float64.
 
@@ -340,17 +348,24 @@ class Method:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute, as `Op.__call__` does."""
-        return self.op(self.__self__, *args, **kwargs)
+        try:
+            return self.op(self.__self__, *args, **kwargs)
+        except PolyoptError as error:
+            hide_internals(error)
+            raise
 
+    @ends_at_the_user
     def compile(self, /, *args: Any, **kwargs: Any) -> Method:
         """As `Op.compile`."""
         self.op.compile(self.__self__, *args, **kwargs)
         return self
 
+    @ends_at_the_user
     def lower(self, /, *args: Any, target: str | Target | None = None, **kwargs: Any) -> Lowering:
         """As `Op.lower`."""
         return self.op.lower(self.__self__, *args, target=target, **kwargs)
 
+    @ends_at_the_user
     def reference(self, /, *args: Any, numerics: str = "default", **kwargs: Any) -> Any:
         """As `Op.reference`."""
         return self.op.reference(self.__self__, *args, numerics=numerics, **kwargs)

@@ -38,6 +38,7 @@ class Settings:
     fast_call:   POLYOPT_FAST_CALL, call kernels through generated code where its self-test passes
     kept_bytes:  POLYOPT_KEPT_BYTES, memory of large results that is kept for the next ones; None: a sixteenth of the
                  memory, at most 1 GiB; 0 keeps none
+    traceback:   POLYOPT_TRACEBACK, 1 leaves polyopt's own frames in the tracebacks of errors
     """
 
     target: str | None = None
@@ -48,6 +49,7 @@ class Settings:
     verify: int = PROOF_LEVEL
     fast_call: bool = True
     kept_bytes: int | None = None
+    traceback: bool = False
 
 
 _NO_OVERRIDES: Mapping[str, object] = MappingProxyType({})
@@ -83,7 +85,13 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         verify=_or(_integer(environment, "POLYOPT_VERIFY"), PROOF_LEVEL),
         fast_call=_integer(environment, "POLYOPT_FAST_CALL") != 0,
         kept_bytes=_integer(environment, "POLYOPT_KEPT_BYTES"),
+        traceback=wants_whole_traceback(environment),
     )
+
+
+def wants_whole_traceback(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether POLYOPT_TRACEBACK asks for polyopt's own frames; never raises, since it is asked about an error."""
+    return environment.get("POLYOPT_TRACEBACK", "").strip() not in ("", "0")
 
 
 def child_environment(*, num_threads: int) -> dict[str, str]:

@@ -28,9 +28,11 @@ def test_every_variable_is_read() -> None:
             "POLYOPT_LOG": "schedule, cache",
             "POLYOPT_VERIFY": "2",
             "POLYOPT_FAST_CALL": "0",
+            "POLYOPT_KEPT_BYTES": "5",
+            "POLYOPT_TRACEBACK": "1",
         }
     )
-    assert found == Settings("avx2", 3, Path("/somewhere"), 0, ("schedule", "cache"), 2, False)
+    assert found == Settings("avx2", 3, Path("/somewhere"), 0, ("schedule", "cache"), 2, False, 5, True)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import linecache
 import sys
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
+from typing import ParamSpec, TypeVar
 
-from polyopt.errors import Span
+from polyopt import settings
+from polyopt.errors import (
+    ArgumentError,
+    BackendUnavailable,
+    BoundsError,
+    DefinitionError,
+    DTypeError,
+    PolyoptError,
+    ShapeError,
+    Span,
+)
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + "/"
 
@@ -31,6 +43,52 @@ def user_frame() -> FrameType | None:
 def function_span(code: CodeType) -> Span:
     """The line where a function begins (its `def`, or its first decorator)."""
     return Span(code.co_filename, code.co_firstlineno)
+
+
+# --- tracebacks -------------------------------------------------------------------------------------------------
+
+_USERS = (DefinitionError, ShapeError, ArgumentError, DTypeError, BoundsError, BackendUnavailable)
+
+Parameters = ParamSpec("Parameters")
+Value = TypeVar("Value")
+
+
+def hide_internals(error: PolyoptError) -> None:
+    """Leave the user's own lines alone in the traceback of an error that is the user's to mend.
+
+    To be followed by a bare `raise`, which adds no line of its own. POLYOPT_TRACEBACK=1 leaves every line.
+    """
+    if isinstance(error, _USERS) and not settings.wants_whole_traceback():
+        error.__traceback__ = _users_part(error.__traceback__)
+
+
+def ends_at_the_user(function: Callable[Parameters, Value]) -> Callable[Parameters, Value]:
+    """The function, with `hide_internals` for the errors that leave it."""
+
+    @wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Value:
+        try:
+            return function(*args, **kwargs)
+        except PolyoptError as error:
+            hide_internals(error)
+            raise
+
+    return call
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    entries = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            entries.append(trace)
+        trace = trace.tb_next
+    shown: TracebackType | None = None
+    for entry in reversed(entries):
+        shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return shown
+
+
+# --- positions --------------------------------------------------------------------------------------------------
 
 
 def _frame_span(frame: FrameType) -> Span:
