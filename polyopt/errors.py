@@ -25,6 +25,11 @@ class Span:
     def __str__(self) -> str:
         return f"{Path(self.file).name}:{self.line}"
 
+    @property
+    def text(self) -> str:
+        """What stands there; empty where the source cannot be read, or the whole line is meant."""
+        return linecache.getline(self.file, self.line)[self.column : self.end_column]
+
     def excerpt(self) -> str:
         """The line with a caret under the columns; empty where the source cannot be read."""
         source = linecache.getline(self.file, self.line).rstrip()
@@ -74,6 +79,11 @@ class PolyoptError(Exception):
         if self.fix:
             parts.append(_indented(f"Try: {self.fix}"))
         return "\n".join(parts)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: "1 dimension", "2 dimensions"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _indented(text: str) -> str:

@@ -218,6 +218,23 @@ def test_what_does_not_fit_is_refused(arguments: Any, options: Any, error: type[
         po.einsum(*arguments, **options)
 
 
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("ij->k", "'k' is in the output"),
+        ("ij->ii", "A label is in the output twice"),
+        ("i...j...", "An ellipsis is three dots, and stands once in an operand"),
+        ("i", "Operand 0 has 2 dimensions and 1 label."),
+        ("ij,jk", "It names 2 operands and is given 1"),
+    ],
+)
+def test_a_refused_specification_is_shown_whole(spec: str, says: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        po.einsum(spec, A)
+    assert caught.value.facts["specification"] == spec and f"'{spec}'" in caught.value.what
+    assert says in caught.value.why
+
+
 def test_a_chain_is_multiplied_in_the_cheap_order() -> None:
     shapes = [(2, 100), (100, 100), (100, 1)]
     _, subscripts = parse(("ab,bc,cd->ad", *shapes), len)  # type: ignore[arg-type]  # a shape has a rank as well

@@ -14,7 +14,7 @@ from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle
 from polyopt.dsl.symbols import as_dtype
 from polyopt.dtypes import DType
-from polyopt.errors import ArgumentError, ShapeError
+from polyopt.errors import ArgumentError, ShapeError, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +47,25 @@ def parse(arguments: Sequence[object], rank: Callable[[object], int]) -> tuple[t
     """
     if not arguments:
         raise _refused("it needs a specification and operands", "")
+    spec = str(arguments[0]).replace(" ", "") if isinstance(arguments[0], str) else ""
     if isinstance(arguments[0], str):
-        operands, terms, output = _from_text(arguments)
+        operands, terms, output = _from_text(spec, tuple(arguments[1:]))
     else:
         operands, terms, output = _from_lists(arguments)
     ranks = [rank(operand) for operand in operands]
-    labels = tuple(_labels(term, count, n) for n, (term, count) in enumerate(zip(terms, ranks, strict=True)))
-    return operands, Contraction(labels, _output(labels, output))
+    labels = tuple(_labels(term, count, n, spec) for n, (term, count) in enumerate(zip(terms, ranks, strict=True)))
+    return operands, Contraction(labels, _output(labels, output, spec))
 
 
 Term = list[str]
 _DOTS = "..."
 
 
-def _from_text(arguments: Sequence[object]) -> tuple[tuple[object, ...], list[Term], Term | None]:
-    spec, operands = str(arguments[0]).replace(" ", ""), tuple(arguments[1:])
+def _from_text(spec: str, operands: tuple[object, ...]) -> tuple[tuple[object, ...], list[Term], Term | None]:
     inputs, arrow, output = spec.partition("->")
     terms = [_split(term, spec) for term in inputs.split(",")]
     if len(terms) != len(operands):
-        raise _refused(f"it names {len(terms)} operands and is given {len(operands)}", spec)
+        raise _refused(f"it names {counted(len(terms), 'operand')} and is given {len(operands)}", spec)
     return operands, terms, _split(output, spec) if arrow else None
 
 
@@ -73,6 +73,8 @@ def _split(term: str, spec: str) -> Term:
     head, dots, tail = term.partition(_DOTS)
     labels = [*head, *([_DOTS] if dots else []), *tail]
     for label in labels:
+        if label == ".":
+            raise _refused("an ellipsis is three dots, and stands once in an operand", spec)
         if label != _DOTS and not (label.isascii() and label.isalpha()):
             raise _refused(f"'{label}' is not a letter", spec)
     return labels
@@ -101,14 +103,14 @@ def _sublist(value: object) -> Term:
     return labels
 
 
-def _labels(term: Term, rank: int, position: int) -> tuple[str, ...]:
+def _labels(term: Term, rank: int, position: int, spec: str) -> tuple[str, ...]:
     """One label per dimension, the ellipsis expanded."""
     named = [label for label in term if label != _DOTS]
     if len(term) - len(named) > 1:
-        raise _refused("an operand has more than one ellipsis", "".join(term))
+        raise _refused("an operand has more than one ellipsis", spec)
     spare = rank - len(named)
     if spare < 0 or (spare > 0 and _DOTS not in term):
-        raise _refused(f"operand {position} has {rank} dimensions and {len(named)} labels", "".join(term))
+        raise _refused(f"operand {position} has {counted(rank, 'dimension')} and {counted(len(named), 'label')}", spec)
     return tuple(part for label in term for part in (_expanded(spare) if label == _DOTS else [label]))
 
 
@@ -116,19 +118,19 @@ def _expanded(count: int) -> list[str]:
     return [f".{n}" for n in range(count, 0, -1)]
 
 
-def _output(operands: Sequence[Sequence[str]], output: Term | None) -> tuple[str, ...]:
+def _output(operands: Sequence[Sequence[str]], output: Term | None, spec: str) -> tuple[str, ...]:
     count = Counter(label for labels in operands for label in labels)
     dots = sorted((label for label in count if label.startswith(".")), key=lambda label: -int(label[1:]))
     if output is None:
         return (*dots, *sorted(label for label, times in count.items() if times == 1 and not label.startswith(".")))
     named = [label for label in output if label != _DOTS]
     if dots and _DOTS not in output:
-        raise _refused("the ellipsis of the operands is missing in the output", "".join(output))
+        raise _refused("the ellipsis of the operands is missing in the output", spec)
     if len(set(named)) < len(named) or len(output) - len(named) > 1:
-        raise _refused("a label is in the output twice", "".join(output))
+        raise _refused("a label is in the output twice", spec)
     for label in named:
         if label not in count:
-            raise _refused(f"'{label}' is in the output and in no operand", "".join(output))
+            raise _refused(f"'{label}' is in the output and in no operand", spec)
     return tuple(part for label in output for part in (dots if label == _DOTS else [label]))
 
 

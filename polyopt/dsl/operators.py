@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -144,9 +145,19 @@ class Operators:
         _refuse_numpy(f"np.{function.__name__}")
 
     def __bool__(self) -> NoReturn:
+        where = user_span()
+        called = re.match(r"(max|min)\(", where.text if where else "")
+        if called:
+            raise DefinitionError(
+                f"Python's {called[1]} cannot compare symbolic values",
+                where=where,
+                why="It asks which is the greater, and that is not known while the equations are read.",
+                fix=f"po.{called[1]}imum(a, b) for two values, po.{called[1]}(e, k) over an index, "
+                "po.where(c, a, b) to choose.",
+            )
         raise DefinitionError(
             "the truth of a condition is not known while the equations are read",
-            where=user_span(),
+            where=where,
             why="'if', 'and', 'or', 'not' and chained comparisons such as 0 < i < n ask for a truth value.",
             fix="combine conditions with &, | and ~, as in (0 < i) & (i < n); choose with po.where or po.when.",
         )

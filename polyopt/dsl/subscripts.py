@@ -27,6 +27,7 @@ from polyopt.dsl.extents import known_extents
 from polyopt.dsl.recognise import NeedsSizes, extent_of, is_data
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle, check_rank, sugar_indices
+from polyopt.dtypes import bool_
 from polyopt.errors import DefinitionError, DTypeError, ShapeError
 
 # --- subscripts ------------------------------------------------------------------------------------------------------
@@ -74,6 +75,14 @@ def subscript_expr(part: object, tensor: Handle) -> Expr:
     expr = try_expr(part)
     if expr is not None:
         return expr
+    if isinstance(part, Handle) and part.dtype is bool_:  # type: ignore[attr-defined]  # traces make Tensors
+        raise DefinitionError(
+            f"'{tensor.name}' is subscripted by a mask",
+            where=user_span(),
+            why="How many elements that selects is data, and a tensor's shape is not.",
+            fix=f"po.where(mask, {tensor.name}, 0), or where= of a reduction.",
+            facts={"tensor": tensor.name, "subscript": part.name},
+        )
     if isinstance(part, Handle):
         raise DefinitionError(
             f"'{tensor.name}' is subscripted by the whole tensor '{part.name}'",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from polyopt.dsl import broadcast, shaping, subscripts
 from polyopt.dsl.elaborate import dtype_now
@@ -11,6 +11,27 @@ from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle
 from polyopt.dtypes import DType
 from polyopt.errors import DefinitionError
+
+
+class UnknownAttribute(DefinitionError, AttributeError):
+    """A tensor has no such attribute."""
+
+
+_FUNCTIONS = frozenset({
+    "abs", "all", "any", "argmax", "argmin", "ceil", "clip", "cos", "cosh", "erf", "exp", "exp2", "expm1", "floor",
+    "isinf", "isnan", "log", "log1p", "log2", "max", "maximum", "mean", "min", "minimum", "prod", "relu", "round",
+    "rsqrt", "sigmoid", "sign", "sin", "sinh", "softmax", "sqrt", "sum", "tan", "tanh",
+})  # fmt: skip
+"""Methods of NumPy's and PyTorch's arrays that are functions here."""
+_INSTEAD = {
+    "astype": "po.cast(x, f32).",
+    "to": "po.cast(x, f32).",
+    "copy": "use the tensor itself: nothing overwrites it.",
+    "size": "x.shape[0], or a product of such.",
+    "dot": "x @ y.",
+    "flatten": "x.reshape(-1).",
+    "ravel": "x.reshape(-1).",
+}
 
 
 class Tensor(Handle):
@@ -76,6 +97,18 @@ class Tensor(Handle):
     def reshape(self, *shape: Any) -> Tensor:
         """The same elements in row-major order in another shape; one extent may be -1."""
         return shaping.reshape(self, *shape)  # type: ignore[return-value]  # traces make Tensors
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """What arrays of other libraries have and a tensor has not, said with polyopt's word for it."""
+        if name.startswith("_"):  # Python and NumPy ask for many, to see what a value is
+            raise AttributeError(name)
+        raise UnknownAttribute(
+            f"a tensor has no attribute '{name}'",
+            where=user_span(),
+            why=f"'{self.name}' is symbolic: it has shape, dtype, ndim, T, transpose, reshape, pad, clamp and wrap.",
+            fix=_INSTEAD.get(name, f"po.{name}(...)" if name in _FUNCTIONS else ""),
+            facts={"tensor": self.name, "attribute": name},
+        )
 
     # --- operators --------------------------------------------------------------------------------------------
 

@@ -28,10 +28,12 @@ class Bodies:
     storage: Mapping[str, Storage]
     sites: list[Site] = field(default_factory=list)
     _shapes: dict[str, tuple[Affine, ...]] = field(default_factory=dict)
+    _users: dict[str, str] = field(default_factory=dict)
     _never: dict[tuple[str, Condition], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._shapes = {array.name: array.shape for array in self.scop.arrays}
+        self._users = {array.name: array.of or array.name for array in self.scop.arrays}
 
     def store(
         self,
@@ -71,7 +73,7 @@ class Bodies:
         return self._shapes[array]
 
     def new_site(self, array: str, dimension: int, span: Span | None) -> int:
-        site = Site(array, dimension, span)
+        site = Site(self._users[array], dimension, span)
         if site not in self.sites:
             self.sites.append(site)
         return self.sites.index(site)

@@ -141,7 +141,7 @@ class _Builder:
                 )
         target = tensor.name
         if tensor.dtype != reducer.dtype:
-            target = self.new_array(f"{tensor.name}_acc", reducer.dtype, self.arrays[tensor.name].shape)
+            target = self.new_array(f"{tensor.name}_acc", reducer.dtype, self.arrays[tensor.name].shape, of=tensor.name)
         for equation in plain:
             value = equation.value if target == tensor.name else ir.Cast(equation.value, reducer.dtype)
             scope = _Scope(equation.axes, equation.guard)
@@ -389,9 +389,9 @@ class _Builder:
         self.used.add(found)
         return found
 
-    def new_array(self, name: str, dtype: DType, shape: tuple[Affine, ...]) -> str:
+    def new_array(self, name: str, dtype: DType, shape: tuple[Affine, ...], *, of: str = "") -> str:
         name = self.fresh(name)
-        self.arrays[name] = Array(name, dtype, shape, "local")
+        self.arrays[name] = Array(name, dtype, shape, "local", of=of)
         return name
 
 

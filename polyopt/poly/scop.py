@@ -23,6 +23,7 @@ class Array:
 
     shape:  extents, affine in the symbolic sizes
     padded: a panel, whose rows may end in elements that nothing defines
+    of:     the user's tensor, where this holds its running value in a wider dtype
     """
 
     name: str
@@ -30,6 +31,7 @@ class Array:
     shape: tuple[Affine, ...]
     role: Literal["input", "output", "local"]
     padded: bool = False
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

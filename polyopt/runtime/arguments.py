@@ -14,7 +14,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl.signature import Parameter, Signature
 from polyopt.dsl.spans import user_span
 from polyopt.dtypes import DType
-from polyopt.errors import ArgumentError, ShapeError
+from polyopt.errors import ArgumentError, ShapeError, counted
 from polyopt.runtime import arrays
 from polyopt.runtime.arrays import Array, Layout, Wrap
 
@@ -160,7 +160,7 @@ def _typed(parameter: Parameter, value: Any, given: arrays.Given) -> arrays.Give
     assert parameter.dtype is not None, "a tensor parameter has a dtype"
     if given.array.ndim != len(parameter.dims):
         raise ShapeError(
-            f"argument '{parameter.name}' has {given.array.ndim} dimensions, but the signature says "
+            f"argument '{parameter.name}' has {counted(given.array.ndim, 'dimension')}, but the signature says "
             f"{len(parameter.dims)}",
             where=user_span(),
             why=f"its shape is {given.array.shape}",

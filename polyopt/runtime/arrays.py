@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -48,7 +48,9 @@ def is_on_device(value: object) -> bool:
     """Whether `value` is an array in the memory of a GPU."""
     if isinstance(value, np.ndarray | int | float):
         return False
-    if hasattr(value, "__cuda_array_interface__") and not is_torch(value):
+    if is_torch(value):
+        return bool(value.is_cuda)  # type: ignore[attr-defined]  # others, such as "meta", have no number in DLPack
+    if hasattr(value, "__cuda_array_interface__"):
         return True
     device = getattr(value, "__dlpack_device__", None)
     return device is not None and device()[0] not in _CPU_DEVICES
@@ -66,7 +68,7 @@ def accept(value: Any, name: str) -> Given:
         raise ArgumentError(
             f"argument '{name}' is a masked array",
             why="the mask would be ignored",
-            fix="pass x.filled(...), and the mask as an argument of its own",
+            fix=f"pass {name}.filled(...), and the mask as an argument of its own",
             facts={"argument": name},
         )
     elif isinstance(value, np.ndarray | np.generic | bool | int | float):
@@ -123,6 +125,8 @@ def _accept_protocol(value: Any, name: str) -> Given:
 
 
 def _no_array(place: str, value: object, fix: str) -> ArgumentError:
+    if not isinstance(value, Iterable):  # np.asarray would make it an object
+        fix = "pass an array, or give the parameter no annotation to take such a value when compiling"
     return ArgumentError(
         f"{place} is a {type(value).__name__}, which is no array",
         why="arrays are NumPy arrays, PyTorch tensors, and what has DLPack or __array_interface__",
@@ -205,7 +209,14 @@ def _accept_torch(tensor: Any, name: str) -> Given:
     if tensor.dtype == torch.bfloat16:
         bits: Array = tensor.view(torch.int16).numpy()
         return Given(bits.view(dtypes.bf16.numpy), as_torch)
-    return Given(tensor.numpy(), as_torch)
+    try:
+        return Given(tensor.numpy(), as_torch)
+    except TypeError:  # a dtype that NumPy has no name for, such as float8
+        raise DTypeError(
+            f"argument '{name}': dtype {tensor.dtype} is not supported",
+            fix=f"{name}.to(torch.float32)",
+            facts={"dtype": str(tensor.dtype), "argument": name},
+        ) from None
 
 
 def torch_views(values: tuple[Any, ...]) -> list[Any] | None:
@@ -245,7 +256,17 @@ def scalar(value: Any, dtype: DType, name: str) -> Array:
     Raises `DTypeError` where the kind does not fit (a float for an integer) and `ArgumentError` where the value does
     not (300 for an i8, an array with dimensions).
     """
-    array = accept(value, name).array
+    try:
+        array = accept(value, name).array
+    except ArgumentError as error:
+        if error.facts.get("type") is None:
+            raise
+        raise ArgumentError(
+            f"the scalar '{name}' is given a {type(value).__name__}",
+            why=f"it is one number of dtype {dtype}",
+            fix="pass a Python or NumPy number",
+            facts=error.facts,
+        ) from None
     if array.ndim:
         raise ArgumentError(
             f"the scalar '{name}' was given an array of shape {array.shape}",
@@ -254,16 +275,22 @@ def scalar(value: Any, dtype: DType, name: str) -> Array:
         )
     given = _known_dtype(array.dtype)
     if _KIND_ORDER[given.kind] > _KIND_ORDER[dtype.kind]:
-        raise wrong_dtype(name, dtype, array.dtype)
+        raise DTypeError(
+            f"the scalar '{name}' is {value!r}, but the signature says {dtype}",
+            fix=f"{_CONVERSIONS[dtype.kind]}({name}), or change the annotation",
+            facts={"argument": name, "dtype": str(array.dtype), "expected": dtype.name},
+        )
     try:
         return np.array(array.item(), dtype.numpy)
     except OverflowError:
         raise ArgumentError(
             f"the scalar '{name}' is {value}, which does not fit in {dtype}",
+            fix="change the annotation to a wider dtype",
             facts={"argument": name, "value": value, "dtype": dtype.name},
         ) from None
 
 
+_CONVERSIONS = {"b": "bool", "u": "int", "i": "int", "f": "float"}
 _KIND_ORDER = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 

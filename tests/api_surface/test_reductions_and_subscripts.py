@@ -270,6 +270,17 @@ def test_a_data_subscript_on_the_left_scatters_and_is_checked() -> None:
 M_BINS = 16
 
 
+def test_a_scatter_that_adds_in_a_wider_dtype_is_named_as_the_user_named_it() -> None:
+    @po.op
+    def f(bins: i32[N], w: f16[N]):
+        hist = po.tensor("hist", shape=(4,))
+        hist[bins[i]] += w[i]
+        return hist
+
+    with pytest.raises(po.BoundsError, match="subscript 0 of 'hist' is 4, outside its extent 4"):
+        f(np.array([0, 4], np.int32), np.ones(2, np.float16))
+
+
 def test_an_out_of_bounds_read_is_an_error_with_a_witness() -> None:
     t = po.index("t", extent=N)
 

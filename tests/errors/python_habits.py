@@ -2,10 +2,71 @@
 
 from __future__ import annotations
 
+from polyopt.dsl.tensor import UnknownAttribute
 from polyopt.errors import DefinitionError, ShapeError
 from tests.errors.mistake import Mistake
 
 MISTAKES = (
+    Mistake(
+        name="a_method_of_arrays",
+        error=UnknownAttribute,
+        program="""
+        @po.op
+        def total(x: f32[M, N]):
+            return x.sum(axis=1)  # <-
+
+        total(np.ones((2, 3), np.float32))
+        """,
+        caret="x.sum",
+        says=("no attribute 'sum'", "po.sum(...)"),
+        fixed="""
+        @po.op
+        def total(x: f32[M, N]):
+            return po.sum(x, axis=1)
+
+        assert total(np.ones((2, 3), np.float32)).tolist() == [3, 3]
+        """,
+    ),
+    Mistake(
+        name="a_dtype_as_arrays_change_it",
+        error=UnknownAttribute,
+        program="""
+        @po.op
+        def whole(x: f32[N]):
+            return x.astype(i32)  # <-
+
+        whole(np.ones(2, np.float32))
+        """,
+        caret="x.astype",
+        says=("no attribute 'astype'", "po.cast(x, f32)"),
+        fixed="""
+        @po.op
+        def whole(x: f32[N]):
+            return po.cast(x, i32)
+
+        assert whole(np.ones(2, np.float32)).dtype == np.int32
+        """,
+    ),
+    Mistake(
+        name="a_mask_as_a_subscript",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def positive(x: f32[N]):
+            return po.sum(x[x > 0])  # <-
+
+        positive(np.array([-1, 2], np.float32))
+        """,
+        caret="x[x > 0]",
+        says=("mask", "po.where(mask, x, 0)"),
+        fixed="""
+        @po.op
+        def positive(x: f32[N]):
+            return po.sum(po.where(x > 0, x, 0))
+
+        assert positive(np.array([-1, 2], np.float32)) == 2
+        """,
+    ),
     Mistake(
         name="and_between_conditions",
         error=DefinitionError,
@@ -118,7 +179,7 @@ MISTAKES = (
         relu(np.ones(4, np.float32))
         """,
         caret="max(x[i], 0)",
-        says=("po.where",),
+        says=("Python's max", "po.maximum(a, b)", "po.where"),
         fixed="""
         @po.op
         def relu(x: f32[N]):

@@ -113,6 +113,28 @@ def test_scalars_that_do_not_fit_are_refused(value: Any, dtype: dtypes.DType, er
         arrays.scalar(value, dtype, "alpha")
 
 
+@pytest.mark.parametrize(
+    ("value", "dtype", "says"),
+    [
+        (1.5, dtypes.i32, "int(alpha)"),
+        (1, dtypes.bool_, "bool(alpha)"),
+        ("1", dtypes.f64, "is given a str"),
+        (None, dtypes.f64, "is given a NoneType"),
+    ],
+)
+def test_an_unfit_scalar_is_not_told_about_arrays(value: Any, dtype: dtypes.DType, says: str) -> None:
+    with pytest.raises((ArgumentError, DTypeError)) as caught:
+        arrays.scalar(value, dtype, "alpha")
+    assert says in str(caught.value)
+    assert "array" not in str(caught.value) and "astype" not in str(caught.value)
+
+
+def test_what_cannot_become_an_array_is_not_said_to() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        arrays.accept(None, "mask")
+    assert "np.asarray" not in str(caught.value)
+
+
 def test_layouts_ignore_steps_along_single_elements() -> None:
     base = np.zeros((6, 8))
     assert arrays.layout(base) is None
@@ -196,13 +218,16 @@ def test_torch_bfloat16_goes_both_ways() -> None:
     assert seen.wrap is not None and seen.wrap(seen.array).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("make", ["requires_grad", "sparse", "complex"])
+@pytest.mark.parametrize("make", ["requires_grad", "sparse", "complex", "meta", "float8"])
 def test_torch_tensors_that_would_lose_something_are_refused(make: str) -> None:
     torch = pytest.importorskip("torch")
     tensor = {
         "requires_grad": lambda: torch.zeros(3, requires_grad=True),
         "sparse": lambda: torch.zeros(3).to_sparse(),
         "complex": lambda: torch.zeros(3, dtype=torch.complex64),
+        "meta": lambda: torch.zeros(3, device="meta"),
+        "float8": lambda: torch.zeros(3, dtype=torch.float8_e4m3fn),
     }[make]()
+    assert not arrays.is_on_device(tensor)
     with pytest.raises((ArgumentError, DTypeError), match="'x'"):
         arrays.accept(tensor, "x")
