@@ -15,7 +15,7 @@ from polyopt import dots, picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine
-from polyopt.fusion import cascade, factors, joined, lift, margins, nested, offsets, running, shared, short_sums
+from polyopt.fusion import cascade, factors, joined, lift, margins, nested, offsets, running, shared, short_sums, turned
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion import rewrite as rewrites
 from polyopt.fusion.columns import Unfolded, unfold
@@ -54,8 +54,9 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     chained = _nested(folded, options)
     wide = _widened(chained.program, options)
     unfolded = _unfolded(wide.program, options)
-    together = _joined(unfolded.program, options)
-    notes = (*map(str, short), *chained.notes, *wide.notes, *unfolded.notes, *together.notes)
+    side = _turned(unfolded.program, options)
+    together = _joined(side.program, options)
+    notes = (*map(str, short), *chained.notes, *wide.notes, *unfolded.notes, *side.notes, *together.notes)
     return _in_one_pass(together.program, options, notes) or _once(together.program, options, notes)
 
 
@@ -77,6 +78,13 @@ def _unfolded(program: ir.Program, options: Options) -> Unfolded:
     if options.is_on_gpu or options.is_strict:
         return Unfolded(program)
     return unfold(program, options.target)
+
+
+def _turned(program: ir.Program, options: Options) -> turned.Turned:
+    """Axes of contractions side by side. A GPU joins no axes."""
+    if options.is_on_gpu or options.is_strict:
+        return turned.Turned(program)
+    return turned.turn(program, options.target)
 
 
 def _joined(program: ir.Program, options: Options) -> joined.Joined:

@@ -195,7 +195,9 @@ class _Fuser:
         *,
         inside_parallel: bool,
     ) -> tuple[int, int, _Group] | None:
-        for producer, consumer in sorted(dict.fromkeys(edges), key=lambda e: self.urgency(groups, e, dependences)):
+        for producer, consumer in sorted(
+            dict.fromkeys(edges), key=lambda e: self.urgency(groups, e, dependences, remaining)
+        ):
             pair = (groups[producer].statements, groups[consumer].statements)
             if pair in refused or self.goes_around(producer, consumer, edges):
                 continue
@@ -210,12 +212,14 @@ class _Fuser:
         return None
 
     def urgency(
-        self, groups: Sequence[_Group], edge: tuple[int, int], dependences: Sequence[Dependence]
-    ) -> tuple[bool, bool]:
-        """What is joined first: recurrences with one another, then start values with their reduction."""
+        self, groups: Sequence[_Group], edge: tuple[int, int], dependences: Sequence[Dependence], remaining: Remaining
+    ) -> tuple[bool, bool, bool]:
+        """What is joined first: recurrences with one another, then start values with their reduction, then what shares
+        a loop over tiles, such as an operand with the contraction that it is computed for block by block."""
         producer, consumer = groups[edge[0]], groups[edge[1]]
         between = [d for d in dependences if d.source in producer.statements and d.target in consumer.statements]
-        return not (producer.cyclic and consumer.cyclic), not self.only_starts(producer, between)
+        shares = self.next_is_a_tile(producer, consumer, remaining)
+        return not (producer.cyclic and consumer.cyclic), not self.only_starts(producer, between), not shares
 
     @staticmethod
     def goes_around(producer: int, consumer: int, edges: list[tuple[int, int]]) -> bool:
@@ -297,7 +301,7 @@ class _Fuser:
 
     def next_is_a_tile(self, producer: _Group, consumer: _Group, remaining: Remaining) -> bool:
         """Whether the loop to be shared goes over tiles, which leaves the points inside to the register tile."""
-        following = {remaining[name][0] for name in (*producer.statements, *consumer.statements)}
+        following = {next(iter(remaining[name]), "") for name in (*producer.statements, *consumer.statements)}
         tiled = any(self.tiles.get(name) for name in consumer.statements)
         return tiled and len(following) == 1 and all(following & set(self.tiles.get(n, following)) for n in remaining)
 

@@ -66,7 +66,7 @@ def _first(
         if not _sums(equation):
             continue
         for reference in _references(equation):
-            for outer, inner in zip(reference.subscripts, reference.subscripts[1:]):
+            for outer, inner in reversed([*zip(reference.subscripts, reference.subscripts[1:])]):
                 pair = _pair(outer, inner)
                 if pair is None or (equation.name, *pair) in refused:
                     continue
@@ -135,9 +135,9 @@ def _closure(
                 for other in _references(user):
                     if other.tensor != reference.tensor:
                         continue
-                    if _spreads(user) and other.subscripts == user.subscripts:
-                        continue  # writes to the joined dimension
                     own = _pair(*other.subscripts[first : first + 2])
+                    if _spreads(user, own) and (other.subscripts == user.subscripts or _parts(user, own)):
+                        continue  # writes to the joined dimension, or reads from it
                     is_plain = other.boundary is None and all(isinstance(s, Affine) for s in other.subscripts)
                     if own is None or not is_plain:
                         return None
@@ -145,13 +145,21 @@ def _closure(
     return found
 
 
-def _spreads(equation: ir.Equation) -> bool:
+def _spreads(equation: ir.Equation, pair: tuple[str, str] | None) -> bool:
     """Whether an equation sums nothing and knows its axes otherwise than as neighbours: they stay apart there."""
-    subscripts = [s for read in ir.reads(equation.value) for s in read.subscripts]
+    subscripts = [s for reference in _references(equation) for s in reference.subscripts]
+    windows = any(isinstance(s, Affine) and len(s.terms) > 1 for s in subscripts[len(equation.subscripts) :])
     return (
-        not _sums(equation)
-        and all(isinstance(s, Affine) for s in (*subscripts, *equation.subscripts))
-        and any(isinstance(s, Affine) and len(s.terms) > 1 for s in subscripts)
+        not _sums(equation) and all(isinstance(s, Affine) for s in subscripts) and (windows or _parts(equation, pair))
+    )
+
+
+def _parts(equation: ir.Equation, pair: tuple[str, str] | None) -> bool:
+    """Whether some array has the axes of a pair, each alone, but not side by side."""
+    return pair is not None and any(
+        {*pair} <= {_alone(s) for s in reference.subscripts}
+        and pair not in [_pair(*two) for two in zip(reference.subscripts, reference.subscripts[1:])]
+        for reference in _references(equation)
     )
 
 
@@ -229,7 +237,7 @@ def _applied(program: ir.Program, found: _Class) -> tuple[ir.Program, str]:
                 f"{pair[0]} and {pair[1]} run as one axis: in {', '.join(sorted(found.dimensions))} "
                 f"the next {found.width} points of {pair[1]} follow where the last end"
             )
-        if names or equation.tensor in found.dimensions:
+        if names or any(reference.tensor in found.dimensions for reference in _references(equation)):
             equation = _Joiner(found, names).equation(equation)
         equations.append(equation)
     return replace(program, tensors=tensors, equations=tuple(equations)), note
