@@ -82,11 +82,13 @@ class Tiles:
         item = self.scop.array(self.scop.statement(name).array).dtype.itemsize
         others = prod(self.extent(loop) for loop in order if loop not in (rows, columns))
         found: tuple[int, int] | None = None
-        for points in TILES[1:] if item > 4 else TILES:
+        for points in TILES[1:] if item > 4 or self.scop.sizes else TILES:
             sides = tuple(min(points, power_above(self.extent(loop))) for loop in (rows, columns))
             if min(sides) < TILES[-1]:
                 continue
             found = sides[0], sides[1]
+            if self.scop.sizes:  # neither starves a large product nor leaves a small one to few blocks
+                break
             if others * -(-self.extent(rows) // sides[0]) * -(-self.extent(columns) // sides[1]) >= self.target.sms:
                 break
         if found is None:
@@ -98,7 +100,12 @@ class Tiles:
         return CudaNest(head.name, "tiles", names, chunks, reason=reason, contraction=self.plan(name, axes, found))
 
     def extent(self, loop: Loop) -> int:
-        return max(self.extents.row(name, row) for name, row in loop.rows)
+        return max(self.steps(name, row) for name, row in loop.rows)
+
+    def steps(self, name: str, row: Affine) -> int:
+        axis = axis_of(row) if self.scop.sizes else None
+        known = None if axis is None else self.extents.known(name, axis)
+        return self.extents.row(name, row) if known is None else known
 
     def plan(self, name: str, axes: tuple[str, str], sides: tuple[int, int]) -> Contraction:
         """How a block sums up its tile. name: the update; axes: those of the tile's sides, rows first"""

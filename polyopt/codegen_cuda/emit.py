@@ -16,6 +16,7 @@ from polyopt.codegen_cuda.partition import has_grid
 from polyopt.codegen_cuda.reductions import Reductions
 from polyopt.codegen_cuda.source import Branch, CudaKernel, CudaSource, Launch, Repeat, Step
 from polyopt.codegen_cuda.threads import Names
+from polyopt.codegen_cuda.vectors import facts
 from polyopt.loops.ir import Alloc, Block, For, If, LoopProgram, Stmt, walk
 
 _TAKEN = frozenset(
@@ -68,10 +69,13 @@ def _description(program: LoopProgram) -> str:
 
 @dataclass(slots=True)
 class _Writer:
+    """Writes the kernels one by one. given: what divides sizes, where the host has asked"""
+
     program: LoopProgram
     kernels: list[CudaKernel] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     reductions: Reductions = field(default_factory=Reductions)
+    given: dict[str, int] = field(default_factory=dict)
     names: Names = field(init=False)
     symbol: str = field(init=False)
 
@@ -103,7 +107,11 @@ class _Writer:
             case For(var=var, lower=lower, upper=upper, step=step):
                 return (Repeat(var, lower, upper, self.host(statement.body), step),)
             case If(condition, then, otherwise):
-                return (Branch(condition, self.host(then), () if otherwise is None else self.host(otherwise)),)
+                given = self.given
+                self.given = {**given, **facts(condition)}
+                first = self.host(then)
+                self.given = given
+                return (Branch(condition, first, () if otherwise is None else self.host(otherwise)),)
             case _:
                 raise AssertionError("what is left on the host is blocks, loops and branches")
 
@@ -127,7 +135,7 @@ class _Writer:
         name = f"{self.symbol}_{len(self.kernels)}"
         while name in self.names.names.values():
             name += "_"
-        kernel, text = KernelPrinter(name, statement, self.names, self.reductions).kernel()
+        kernel, text = KernelPrinter(name, statement, self.names, self.reductions, self.given).kernel()
         self.kernels.append(kernel)
         self.texts.append(text)
         return Launch(name)

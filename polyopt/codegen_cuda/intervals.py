@@ -79,6 +79,11 @@ def interval(expr: Expr, ranges: Mapping[str, Interval]) -> Interval:
 
 def _product(left: Expr, right: Expr, ranges: Mapping[str, Interval]) -> Interval:
     (a, b), (c, d) = interval(left, ranges), interval(right, ranges)
+    if c == d and isinstance(c, Const):
+        ends = folded("mul", a, c), folded("mul", b, c)
+        return ends if int(c.value) >= 0 else (ends[1], ends[0])
+    if a == b and isinstance(a, Const):
+        return _product(right, left, ranges)
     corners = [folded("mul", x, y) for x in (a, b) for y in (c, d)]
     if a == b and c == d:
         return corners[0], corners[0]

@@ -8,7 +8,7 @@ by each thread and combined at its end. Inside block loops a thread is by itself
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import assert_never
@@ -53,10 +53,13 @@ from polyopt.target import WARP
 
 
 class KernelPrinter(WarpPrinter):
-    """Prints one kernel."""
+    """Prints one kernel. given: what divides sizes whenever it runs"""
 
-    def __init__(self, name: str, statement: Stmt, shared: Names, reductions: Reductions) -> None:
+    def __init__(
+        self, name: str, statement: Stmt, shared: Names, reductions: Reductions, given: Mapping[str, int]
+    ) -> None:
         super().__init__(shared, reductions, statement)
+        self._known.update(given)
         self._name = name
         self._private: set[str] = set()
         self._pending: list[Touch] = []

@@ -16,6 +16,7 @@ from polyopt.codegen_cuda.threads import Names, comment
 from polyopt.codegen_cuda.vector_text import VectorPrinter
 from polyopt.codegen_cuda.vectors import note
 from polyopt.dsl.ir import Const, Op, Var
+from polyopt.dtypes import i64
 from polyopt.loops.ir import (
     Expr,
     For,
@@ -81,6 +82,8 @@ class LaunchPrinter(VectorPrinter):
     def _ranges(self) -> None:
         """Where each variable lies; loops one after the other may have the same one."""
         ranges: dict[str, Interval] = self._x.ranges
+        shapes = {e.name for b in self._shared.buffers.values() for e in b.shape if isinstance(e, Var)}
+        ranges.update({size: (integer(0), Var(size, i64)) for size in self._shared.sizes if size in shapes})
         loops = [*self._grid, *(inner for inner in walk(self._body) if isinstance(inner, For))]
         for loop in loops:
             low, high = of_loop(loop, ranges)

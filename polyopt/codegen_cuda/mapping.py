@@ -131,7 +131,7 @@ class _Planner:
                 return LAUNCH_BYTES + rows, self.rows(head, chain, shared, threads)
         order = [*(loop for loop in chain if loop is not lane), lane]
         tiles = None
-        if self.has_rows and not self.scop.sizes:
+        if self.has_rows:
             tiles = self.tiles.nest(head, order, body)
         if tiles is None:
             tiles = self.turned(head, chain, lane, body)

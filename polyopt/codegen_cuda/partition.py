@@ -16,8 +16,8 @@ from polyopt.classes import dataclass
 from polyopt.codegen_cuda import columns, tiled, turning
 from polyopt.codegen_cuda.intervals import Interval, as_number, folded, interval
 from polyopt.codegen_cuda.plan import Contraction
-from polyopt.codegen_cuda.vectors import Vectors
-from polyopt.dsl.ir import Op
+from polyopt.codegen_cuda.vectors import VECTOR_BYTES, Vectors
+from polyopt.dsl.ir import Op, Var
 from polyopt.dtypes import bool_, i64
 from polyopt.loops.ir import (
     Alloc,
@@ -29,10 +29,12 @@ from polyopt.loops.ir import (
     LoopProgram,
     Stmt,
     Store,
+    buffers_used,
     index_var,
     integer,
     walk,
 )
+from polyopt.loops.scan import both
 
 
 def partition(
@@ -112,7 +114,7 @@ class _Cutter:
     def tiled(self, loops: tuple[For, ...], body: Stmt) -> Stmt:
         """Loops over tiles outside, over the points of a tile inside."""
         if prod(loop.chunk for loop in loops) > BLOCK_POINTS:
-            staged = tiled.staged(loops, body, self.vectors, self.plans, reorderable=self.reorderable)
+            staged = self.staged(loops, body)
             if staged is None:
                 staged = turning.turned(loops, body, self.vectors)
             if staged is not None:
@@ -145,6 +147,35 @@ class _Cutter:
             points.append(replace(loop, kind="block", lower=index_var(name), upper=end))
             ranges[loop.var] = index_var(name), folded("sub", end, integer(1))
         return _joined(loops, outer, points, body)
+
+    def staged(self, loops: tuple[For, ...], body: Stmt) -> Stmt | None:
+        """The nest as tiles of a contraction. Where sizes decide whether rows start at multiples of a vector, there is
+        one nest for those that do and one for all others."""
+
+        def nest() -> Stmt | None:
+            return tiled.staged(loops, body, self.vectors, self.plans, reorderable=self.reorderable)
+
+        condition = self.is_aligned(body)
+        if condition is None:
+            return nest()
+        with self.vectors.given(condition):
+            aligned = nest()
+        other = None if aligned is None else nest()
+        return aligned if aligned is None or other is None else If(condition, aligned, other)
+
+    def is_aligned(self, body: Stmt) -> Expr | None:
+        """That rows of all arrays that a nest touches start at multiples of a vector; None where no size matters."""
+        touched = [self.buffers[name] for name in buffers_used(body) if name in self.buffers]
+        rows = [buffer for buffer in touched if buffer.space != "local" and len(buffer.shape) > 1]
+        sizes = sorted({row.shape[-1].name for row in rows if isinstance(row.shape[-1], Var)})
+        if not sizes:
+            return None
+        lanes = integer(VECTOR_BYTES // min(row.dtype.itemsize for row in rows))
+        condition: Expr | None = None
+        for size in sizes:
+            rest: Expr = Op("mod", (index_var(size), lanes), i64)
+            condition = both(condition, Op("eq", (rest, integer(0)), bool_))
+        return condition
 
     def spread(self, loops: tuple[For, ...], body: Stmt) -> tuple[int, int, Stmt]:
         """How many neighbors along the last loop a thread takes, the threads along it, and what a thread does."""

@@ -56,15 +56,15 @@ class _Prover:
         ahead, reads = pieces_of(self.steady)
         for buffer, slot in read(reads, written(filled)).items():
             source = _source(filled, buffer)
-            x = _Values.over(self.steady.var, (slot, *source, *_source(ahead, buffer), *_conditions(ahead)))
+            bounds = self.steady.lower, self.steady.upper
+            conditions = *_conditions(filled), *_conditions(ahead)
+            x = _Values.over(self.steady.var, (slot, *bounds, *source, *_source(ahead, buffer), *conditions))
             number, groups_before = x.number(self.steady), self.steady.chunk - 1
             wanted = x.points(x.ran(self.steady), [x.of(e) for e in (slot, *source)], number)
             first = [x.of(e) for e in (written(filled)[buffer], *source)]
             later = [x.of(e) for e in (written(ahead)[buffer], *_source(ahead, buffer))]
-            copied = x.points(x.ran(self.fill), first, x.number(self.fill), x.constant(-1))
-            ran = x.ran(self.steady)
-            for condition in _conditions(ahead):
-                ran = ran.intersect(x.holds(condition))
+            copied = x.points(x.where(self.fill, filled), first, x.number(self.fill), x.constant(-1))
+            ran = x.where(self.steady, ahead)
             copied = copied.union(x.points(ran, later, number.add(x.constant(groups_before)), number))
             self._check(buffer, wanted, copied, len(source))
 
@@ -154,6 +154,13 @@ class _Values:
         value = self.of(index_var(loop.var))
         bounds = value.ge_set(self.of(loop.lower)).intersect(value.lt_set(self.of(loop.upper)))
         return bounds.intersect(value.sub(self.of(loop.lower)).mod_val(isl.Val(loop.step)).eq_set(self.zero))
+
+    def where(self, loop: For, statements: Sequence[Stmt]) -> isl.Set:
+        """The values of the loop's variable for which the statements run."""
+        ran = self.ran(loop)
+        for condition in _conditions(statements):
+            ran = ran.intersect(self.holds(condition))
+        return ran
 
     def number(self, loop: For) -> isl.PwAff:
         """The number of an iteration."""

@@ -56,7 +56,9 @@ class Ring:
         copied: the copies of the piece with a given first step; read: what is done with the one at `var`
         """
         filled = folded("add", self.lower, integer((self.slots - 1) * self.size))
-        fill = Block(tuple(copied(index_var(self.var))))
+        fill: Stmt = Block(tuple(copied(index_var(self.var))))
+        if as_number(folded("sub", self.upper, self.lower)) is None:
+            fill = If(Op("lt", (index_var(self.var), self.upper), bool_), fill)
         more = Op("lt", (self.ahead, self.upper), bool_)
         steady = Block((If(more, Block(tuple(copied(self.ahead)))), read))
         return Block((self._loop(self.lower, filled, fill), self._loop(self.lower, self.upper, steady)))

@@ -23,6 +23,9 @@ from polyopt.errors import ScheduleError
 from polyopt.loops.ir import Block, Buffer, Expr, For, If, Stmt, integer, walk, walk_expr
 from polyopt.target import STATIC_SHARED_BYTES
 
+UNROLLED_TURNS = 4
+"""Copies of a thread beside products of warps that are written out."""
+
 
 class SharedPrinter(LaunchPrinter):
     """Prints what goes through the shared memory of a block.
@@ -112,7 +115,8 @@ class SharedPrinter(LaunchPrinter):
             yield f"{INDENT}const int {index} = {start};"
         elif total % self.threads == 0:
             turn = self._unused(f"{self._var(nest[0])}_turn", "")
-            is_scarce = self._depth and not self._has_products  # a thread's sums and operands need the registers
+            is_many = total // self.threads > UNROLLED_TURNS or not self._has_products
+            is_scarce = self._depth and is_many  # a thread's sums and operands need the registers
             yield "#pragma unroll 1" if is_scarce else "#pragma unroll"
             yield f"for (int {turn} = 0; {turn} < {total // self.threads}; ++{turn}) {{"
             yield f"{INDENT}const int {index} = {start} + {turn} * {self.threads};"

@@ -66,13 +66,22 @@ class Tiler:
         self._name = self._fresh(f"{found.update.buffer}_tile")
         self._copies: dict[Load, Copy] = {}
         self._places: dict[tuple[str, str], str] = {}
-        self._points = min(plan.piece, extent(depth) or 1)
-        self._slots = min(plan.slots, self._pieces() * self._rounds())
+        steps = extent(depth)
+        self._points = plan.piece if steps is None else min(plan.piece, steps or 1)
+        self._slots = plan.slots if steps is None else min(plan.slots, self._pieces() * self._rounds())
         self._slot: Expr = integer(0)
 
     def _pieces(self) -> int:
-        """Pieces of the same size; what is left is one of its own."""
+        """Pieces of the same size; what is left is one of its own. Only of sums whose length is known."""
         return (extent(self._depth) or 0) // self._points
+
+    def _end(self) -> Expr:
+        """Where the whole pieces end."""
+        depth, size = self._depth, integer(self._points)
+        if extent(depth) is not None:
+            return folded("add", depth.lower, integer(self._pieces() * self._points))
+        pieces = folded("floordiv", folded("sub", depth.upper, depth.lower), size)
+        return folded("add", depth.lower, folded("mul", pieces, size))
 
     def _loads(self) -> list[Load]:
         return [node for node in walk_expr(self._sum.update.value) if isinstance(node, Load)]
@@ -210,24 +219,32 @@ class Tiler:
 
     def _summed(self) -> Stmt:
         """The loops of the sum, the longest in pieces and innermost; a ring goes through all of them."""
-        depth, size, pieces = self._depth, self._points, self._pieces()
-        whole, rest = folded("add", depth.lower, integer(pieces * size)), (extent(depth) or 0) - pieces * size
+        depth, size, whole = self._depth, self._points, self._end()
         if self._slots > 1 and self._rounds() > 1:
             return self._through_all(whole)
         parts: list[Stmt] = []
         if self._slots > 1:
             ring = Ring(self._piece, depth.lower, whole, size, self._slots, f"{depth.axis} block")
             parts.append(self._ring(ring, lambda first: self._copied(size, first, ring.slot(first)), self._added))
-        elif pieces:
+        elif whole != depth.lower:
             body = Block((*self._copied(size), self._added(size)))
             parts.append(For(self._piece, depth.lower, whole, body, size, "serial", f"{depth.axis} block"))
-        if rest > 0:
-            body = Block((*self._copied(rest), self._added(rest)))
-            parts.append(For(self._piece, whole, depth.upper, body, size, "serial", f"{depth.axis} rest"))
-        result: Stmt = Block(tuple(parts))
+        result: Stmt = Block((*parts, *self._rest(whole)))
         for loop in reversed(self._outside()):
             result = replace(loop, kind="serial", body=result)
         return result
+
+    def _rest(self, whole: Expr) -> list[Stmt]:
+        """What is left of the sum behind its whole pieces."""
+        depth, steps = self._depth, extent(self._depth)
+        if steps is None:
+            left = Op("sub", (depth.upper, index_var(self._piece)), i64)
+            parts = *self._copied(self._points, is_cut=True), self._added(self._points, left)
+        elif (rest := steps - self._pieces() * self._points) > 0:
+            parts = *self._copied(rest), self._added(rest)
+        else:
+            return []
+        return [For(self._piece, whole, depth.upper, Block(parts), self._points, "serial", f"{depth.axis} rest")]
 
     def _ring(self, ring: Ring, copied: Callable[[Expr], Sequence[Stmt]], added: Callable[[int], Stmt]) -> Stmt:
         """A ring of the pieces' copies; what is added reads the slot of the present one."""
@@ -242,6 +259,8 @@ class Tiler:
 
     def _rounds(self) -> int:
         """How often the pieces of the longest loop come, where one ring can go through all of them; 1 else."""
+        if extent(self._depth) is None:
+            return 1
         outside = self._outside()
         is_plain = all(loop.step == 1 and as_number(loop.lower) is not None and extent(loop) for loop in outside)
         is_whole = self._pieces() * self._points >= (extent(self._depth) or 0)
@@ -271,10 +290,13 @@ class Tiler:
 
         return self._ring(ring, copied, lambda size: at(index_var(ring.var), self._added(size)))
 
-    def _added(self, size: int) -> Stmt:
-        """What a piece adds to a thread's sums: operands go to registers first, vectors along the sum or the tile."""
+    def _added(self, size: int, end: Expr | None = None) -> Stmt:
+        """What a piece adds to a thread's sums: operands go to registers first, vectors along the sum or the tile.
+
+        end: where the piece ends, if that is before its last step
+        """
         update, depth = self._sum.update, self._depth.var
-        width = self._depth_width(size)
+        width = self._depth_width(size) if end is None else 1
         fragments = {load: self._fragment(copy, width) for load, copy in self._copies.items()}
         rows, columns = self._rows, self._columns
         place: Expr = index_var(self._step)
@@ -303,8 +325,8 @@ class Tiler:
             if not is_along and width > 1:
                 body = For(self._lane, integer(0), integer(width), body, 1, "unrolled", self._depth.axis)
         points = (rows.points // SIDE) * (columns.points // SIDE)
-        kind: LoopKind = "unrolled" if size * points <= UNROLLED else "serial"
-        return For(self._step, integer(0), integer(size), body, width, kind, self._depth.axis)
+        kind: LoopKind = "unrolled" if size * points <= UNROLLED and end is None else "serial"
+        return For(self._step, integer(0), end or integer(size), body, width, kind, self._depth.axis)
 
     def _depth_width(self, size: int) -> int:
         """How many steps of the sum are read at once, where the copies lie along it."""
@@ -392,11 +414,16 @@ class Tiler:
                 mask = both(side.inside(side.local), mask)
         return replace(load, mask=mask)
 
-    def _copied(self, size: int, first: Expr | None = None, slot: Expr | None = None) -> list[Stmt]:
-        """The copies of the piece that starts at `first`, each by all threads of the block."""
-        return [self._copy(load, copy, size, first, slot) for load, copy in self._copies.items()]
+    def _copied(
+        self, size: int, first: Expr | None = None, slot: Expr | None = None, *, is_cut: bool = False
+    ) -> list[Stmt]:
+        """The copies of the piece that starts at `first`, each by all threads of the block.
 
-    def _copy(self, load: Load, copy: Copy, size: int, first: Expr | None, slot: Expr | None) -> Stmt:
+        is_cut: whether the piece may end before its last step
+        """
+        return [self._copy(load, copy, size, first, slot, is_cut=is_cut) for load, copy in self._copies.items()]
+
+    def _copy(self, load: Load, copy: Copy, size: int, first: Expr | None, slot: Expr | None, *, is_cut: bool) -> Stmt:
         buffer, axes = copy.buffer, copy.axes
         places = {axis: self._place(buffer.name, axis) for axis in axes}
         here: dict[str, Expr] = {}
@@ -404,7 +431,7 @@ class Tiler:
         for axis, place in places.items():
             if axis == self._depth.var:
                 here[axis] = self._inner(index_var(place), first)
-                mask = both(mask, self._in_sum(here[axis]))
+                mask = both(mask, below(here[axis], self._depth, size) if is_cut else self._in_sum(here[axis]))
                 continue
             side = next(side for side in (self._rows, self._columns) if side.loop.var == axis)
             here[axis] = Op("add", (index_var(side.tile), index_var(place)), i64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda.tiles import extent
 from polyopt.dsl.ir import Var
@@ -51,16 +53,27 @@ def parts_of(body: Stmt, outermost: LoopKind = "serial") -> Sum | None:
     return Sum(stores[: sums[0]], tuple(around), inner, stores[sums[0] :], tuple(local))
 
 
-def tiled_loop(found: Sum, *, reorderable: bool) -> For | None:
-    """The loop of the sum that is cut into pieces: the longest, if it may become the innermost."""
-    plain = [loop for loop in found.around if loop.step == 1 and extent(loop) is not None]
+def tiled_loop(found: Sum, outside: Collection[str], *, reorderable: bool) -> For | None:
+    """The loop of the sum that is cut into pieces: the longest, if it may become the innermost; sizes that only a call
+    gives count as long.
+
+    outside: variables of the loops around the sum
+    """
+    scanned = {*outside, *(loop.var for loop in found.around)}
+    plain = [
+        loop
+        for loop in found.around
+        if loop.step == 1 and (extent(loop) is not None or not scanned & _vars(loop.lower, loop.upper))
+    ]
     if not reorderable:
         plain = [loop for loop in plain if loop is found.around[-1]]
-    used = {
-        n.name for loop in found.around for e in (loop.lower, loop.upper) for n in walk_expr(e) if isinstance(n, Var)
-    }
+    used = _vars(*(e for loop in found.around for e in (loop.lower, loop.upper)))
     plain = [loop for loop in plain if loop.var not in used]
-    return max(plain, key=lambda loop: extent(loop) or 0, default=None)
+    return max(plain, key=lambda loop: (extent(loop) is None, extent(loop) or 0), default=None)
+
+
+def _vars(*exprs: Expr) -> set[str]:
+    return {node.name for expr in exprs for node in walk_expr(expr) if isinstance(node, Var)}
 
 
 def has_loads(expr: Expr) -> bool:

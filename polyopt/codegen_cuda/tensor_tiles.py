@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyopt.codegen_cuda.instructions import COLUMN_LANES, COLUMN_WIDTH, COLUMNS, ROW_LANES
-from polyopt.codegen_cuda.intervals import as_number
+from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.plan import Contraction
 from polyopt.codegen_cuda.shapes import replaced
 from polyopt.codegen_cuda.staging import Tiler
@@ -43,10 +43,20 @@ class TensorTiler(Tiler):
         self._is_each = False
         self._is_exchanged = False
         self._points = plan.piece
-        self._slots = min(plan.slots, self._pieces() * self._rounds())
+        self._slots = plan.slots if extent(depth) is None else min(plan.slots, self._pieces() * self._rounds())
 
     def _pieces(self) -> int:
         return -(-(extent(self._depth) or 0) // self._points)
+
+    def _end(self) -> Expr:
+        depth, size = self._depth, integer(self._points)
+        if extent(depth) is not None:
+            return super()._end()
+        steps = folded("sub", folded("add", depth.upper, integer(self._points - 1)), depth.lower)
+        return folded("add", depth.lower, folded("mul", folded("floordiv", steps, size), size))
+
+    def _rest(self, whole: Expr) -> list[Stmt]:
+        return []
 
     def _in_sum(self, step: Expr) -> Expr | None:
         return below(step, self._depth, self._points)
@@ -113,8 +123,8 @@ class TensorTiler(Tiler):
 
     # --- the sum ----------------------------------------------------------------------------------------------------
 
-    def _added(self, size: int) -> Stmt:
-        """What a piece adds to a warp's sums, an instruction's steps at a time."""
+    def _added(self, size: int, end: Expr | None = None) -> Stmt:
+        """What a piece adds to a warp's sums, an instruction's steps at a time; all of them, zeros at its end."""
         update, rows, columns = self._sum.update, self._rows, self._columns
         step = Op("add", (index_var(self._step), index_var(self._lane)), i64)
         here = {side.loop.var: side.global_(side.local) for side in (rows, columns)}

@@ -11,7 +11,8 @@ from polyopt.codegen_cuda.sums import parts_of, tiled_loop
 from polyopt.codegen_cuda.tensor_tiles import TensorTiler
 from polyopt.codegen_cuda.tiles import Side
 from polyopt.codegen_cuda.vectors import Vectors
-from polyopt.loops.ir import For, Stmt
+from polyopt.dsl.ir import Var
+from polyopt.loops.ir import For, Stmt, walk_expr
 
 
 def staged(
@@ -26,7 +27,7 @@ def staged(
     if len(wide) != 2 or found is None or not all(_is_plain(loop, loops) for loop in wide):
         return None
     plan = plans.get(found.update.statement)
-    depth = tiled_loop(found, reorderable=reorderable)
+    depth = tiled_loop(found, {loop.var for loop in loops}, reorderable=reorderable)
     if depth is None or plan is None:
         return None
     fresh = vectors.fresh
@@ -46,5 +47,7 @@ def staged(
 
 
 def _is_plain(loop: For, loops: Sequence[For]) -> bool:
-    """Whether a loop has constant bounds and unit steps."""
-    return loop.step == 1 and as_number(loop.lower) is not None and as_number(loop.upper) is not None
+    """Whether a loop has unit steps from a constant on, and an end that no other loop changes."""
+    scanned = {other.var for other in loops}
+    is_known = not any(isinstance(node, Var) and node.name in scanned for node in walk_expr(loop.upper))
+    return loop.step == 1 and as_number(loop.lower) is not None and is_known

@@ -9,7 +9,9 @@ Source: [CUDA] for vector accesses.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field, replace
 from math import gcd, prod
 from typing import assert_never
@@ -54,6 +56,17 @@ Fresh = Callable[[str], str]
 def note(known: dict[str, int], loop: For) -> None:
     """Puts down what divides a loop's variable inside the loop."""
     known[loop.var] = gcd(divisor(loop.lower, known), loop.step)
+
+
+def facts(condition: Expr) -> dict[str, int]:
+    """What divides variables where a condition holds, as far as it says so: `n % 4 == 0`."""
+    match condition:
+        case Op("and", args):
+            return {name: by for arg in args for name, by in facts(arg).items()}
+        case Op("eq", (Op("mod", (Var(name), Const(by))), Const(rest))) if int(rest) == 0:
+            return {name: int(by)}
+        case _:
+            return {}
 
 
 def divisor(expr: Expr, known: Mapping[str, int]) -> int:
@@ -158,13 +171,14 @@ class _Unsuited(Exception):
 class Vectors:
     """Finds the widths of loops and spreads their bodies over lanes.
 
-    buffers: all of the program; known: what divides each variable outside;
+    buffers: all of the program; known: what divides each variable outside; sizes: and each size, where a guard says so
     lanes: the name of the loop over the lanes of each loop
     """
 
     buffers: dict[str, Buffer]
     fresh: Fresh
     known: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     lanes: dict[str, str] = field(default_factory=dict)
 
     def widest(self, loop: For, body: Stmt, most: int = VECTOR_BYTES) -> int:
@@ -172,8 +186,8 @@ class Vectors:
         width = min(most, VECTOR_BYTES // min((b.dtype.itemsize for b in self._touched(body, loop.var)), default=16))
         while width > 1 and (
             loop.step != 1
-            or divisor(loop.lower, self.known) % width
-            or divisor(loop.upper, self.known) % width
+            or divisor(loop.lower, self.divisors) % width
+            or divisor(loop.upper, self.divisors) % width
             or self.spread(body, loop.var, width) is None
         ):
             width //= 2
@@ -207,6 +221,19 @@ class Vectors:
             self.known.clear()
             self.known.update(before)
 
+    @contextmanager
+    def given(self, condition: Expr) -> Iterator[None]:
+        """Takes what a condition says of the sizes for granted."""
+        before = self.sizes
+        self.sizes = {**before, **facts(condition)}
+        yield
+        self.sizes = before
+
+    @property
+    def divisors(self) -> Mapping[str, int]:
+        """What divides variables and sizes."""
+        return ChainMap(self.known, self.sizes)
+
     def everywhere(self, statement: Stmt) -> Stmt:
         """The statement with the innermost loops that threads share spread over lanes."""
         match statement:
@@ -215,9 +242,10 @@ class Vectors:
             case For():
                 note(self.known, statement)
                 return self._loop(statement)
-            case If(_, then, otherwise):
+            case If(condition, then, otherwise):
                 other = None if otherwise is None else self.everywhere(otherwise)
-                return replace(statement, then=self.everywhere(then), otherwise=other)
+                with self.given(condition):
+                    return replace(statement, then=self.everywhere(then), otherwise=other)
             case Alloc(body=body):
                 return replace(statement, body=self.everywhere(body))
             case Store():
@@ -316,7 +344,7 @@ class _Spreader:
         at = tuple(
             substitute(i, {self.var: Op("add", (index_var(self.var), index_var(self.lane)), i64)}) for i in indices
         )
-        if found.space != "local" and not is_vector(found, at, self.lane, self.width, self.outside.known):
+        if found.space != "local" and not is_vector(found, at, self.lane, self.width, self.outside.divisors):
             raise _Unsuited
 
     def same(self, condition: Expr) -> Expr:
@@ -324,7 +352,7 @@ class _Spreader:
         here: dict[str, Expr] = {self.var: Op("add", (index_var(self.var), index_var(self.lane)), i64)}
         if any(isinstance(node, Load) for node in walk_expr(condition)) and _uses(condition, self.var):
             raise _Unsuited
-        found = uniform(substitute(condition, here), self.lane, self.width, self.outside.known)
+        found = uniform(substitute(condition, here), self.lane, self.width, self.outside.divisors)
         if found is None:
             raise _Unsuited
         return found

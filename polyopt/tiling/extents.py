@@ -39,6 +39,13 @@ class Extents:
             return ASSUMED
         return max(0, int(high.to_python()) - int(low.to_python()) + 1)
 
+    def known(self, statement: str, name: str) -> int | None:
+        """The extent of an axis where it is the same for all values of symbolic sizes; None where it is not."""
+        found = self.scop.statement(statement)
+        position = found.axes.index(name)
+        low, high = found.domain.dim_min_val(position), found.domain.dim_max_val(position)
+        return int(high.to_python()) - int(low.to_python()) + 1 if low.is_int() and high.is_int() else None
+
     def row(self, statement: str, row: Affine) -> int:
         """Number of values of a loop's row: the sum over its axes for a skewed one."""
         total = 0
