@@ -146,7 +146,7 @@ class GpuLowering(Lowering):
         loops = partition.partition(
             loops_split.split(loops), mapped.contractions, reorderable=not self.options.is_strict, blocks=self.gpu.sms
         )
-        cuda = cuda_emit.emit(loops, contract=not self.options.is_strict)
+        cuda = cuda_emit.emit(loops, contract=not self.options.is_strict, most_shared=self.gpu.shared_bytes)
         decided = GpuDecided(TilingPlan(()), mapped, tree, schedule, places, loops, cuda, "; ".join(failures))
         return replace(decided, proof=self._prove(decided, self.dependences))
 

@@ -16,13 +16,14 @@ from polyopt.codegen_cuda.cost import SECTOR_BYTES, access_bytes, power_above
 from polyopt.codegen_cuda.instructions import Instruction, instruction_of
 from polyopt.codegen_cuda.plan import Contraction, CudaNest
 from polyopt.codegen_cuda.rings import slots_of
+from polyopt.codegen_cuda.tiles import SIDE
 from polyopt.dsl.affine import Affine, axes_of
 from polyopt.dsl.ir import Cast, DataIndex, Expr, Op, Read
 from polyopt.dtypes import DType
 from polyopt.poly.roles import roles_of
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Loop, Tree, statements
-from polyopt.target import STATIC_SHARED_BYTES, GpuTarget
+from polyopt.target import GpuTarget
 from polyopt.tiling.cost import axis_of
 from polyopt.tiling.extents import Extents
 
@@ -34,6 +35,12 @@ PIECE_BYTES = 64
 
 ROW_PADDING = 16
 """Bytes between the rows of a copy whose columns neighboring threads read: they then lie in different banks."""
+
+THREAD_REGISTERS = 64
+"""Of a thread, beside its sums: what ptxas gives the kernels of the tests."""
+
+BLOCK_OWN_BYTES = 1 << 10
+"""Shared memory that the machine takes for each block."""
 
 Products = Literal["all", "exact", "none"]
 """Instructions of the tensor cores that may be used: exact ones only, where sums run in the order of their indices."""
@@ -123,8 +130,15 @@ class Tiles:
             pieces, taken = steps // piece, sum(copies)
         if pieces * piece >= steps:  # one ring goes through all loops of the sum
             pieces *= prod(self.extents.axis(name, axis) for axis in roles_of(statement).reduced if axis != depth)
-        slots = slots_of(taken, pieces, STATIC_SHARED_BYTES) if self.target.capability >= ASYNCHRONOUS else 1
+        slots = slots_of(taken, pieces, room(self.target, sides)) if self.target.capability >= ASYNCHRONOUS else 1
         return Contraction(name, piece, slots, one, reason)
+
+
+def room(target: GpuTarget, sides: tuple[int, int]) -> int:
+    """Shared memory that a block may take and leave a multiprocessor as many blocks as it has registers for."""
+    registers = THREAD_REGISTERS + sides[0] * sides[1] // SIDE**2
+    blocks = max(1, min(target.sm_threads, target.registers // registers) // SIDE**2)
+    return min(target.shared_bytes, (target.shared_bytes + BLOCK_OWN_BYTES) // blocks - BLOCK_OWN_BYTES)
 
 
 def _stride_cost(statement: Statement, dtype: DType, axis: str | None) -> float:

@@ -18,6 +18,7 @@ from polyopt.codegen_cuda.source import Branch, CudaKernel, CudaSource, Launch, 
 from polyopt.codegen_cuda.threads import Names
 from polyopt.codegen_cuda.vectors import facts
 from polyopt.loops.ir import Alloc, Block, For, If, LoopProgram, Stmt, walk
+from polyopt.target import STATIC_SHARED_BYTES
 
 _TAKEN = frozenset(
     f"""
@@ -30,13 +31,14 @@ _TAKEN = frozenset(
 """Names of CUDA, of C++ and of this printer that an argument or a loop must not take."""
 
 
-def emit(program: LoopProgram, *, contract: bool = True) -> CudaSource:
+def emit(program: LoopProgram, *, contract: bool = True, most_shared: int = STATIC_SHARED_BYTES) -> CudaSource:
     """The kernels of a program that `partition` has cut.
 
     contract: whether a product and a sum may become one operation
+    most_shared: bytes of shared memory that a block may have; more than 48 KiB are asked for at the launch
     Raises `ScheduleError` where threads would have to share what they cannot.
     """
-    writer = _Writer(program)
+    writer = _Writer(program, most_shared)
     steps = writer.host(program.body)
     body = in_cuda("\n".join(writer.texts))
     functions = in_cuda("\n".join(writer.reductions.functions.values()))
@@ -69,9 +71,13 @@ def _description(program: LoopProgram) -> str:
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes the kernels one by one. given: what divides sizes, where the host has asked"""
+    """Writes the kernels one by one.
+
+    most_shared: bytes of shared memory of a block; given: what divides sizes, where the host has asked
+    """
 
     program: LoopProgram
+    most_shared: int
     kernels: list[CudaKernel] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     reductions: Reductions = field(default_factory=Reductions)
@@ -135,7 +141,8 @@ class _Writer:
         name = f"{self.symbol}_{len(self.kernels)}"
         while name in self.names.names.values():
             name += "_"
-        kernel, text = KernelPrinter(name, statement, self.names, self.reductions, self.given).kernel()
+        printer = KernelPrinter(name, statement, self.names, self.reductions, self.given, self.most_shared)
+        kernel, text = printer.kernel()
         self.kernels.append(kernel)
         self.texts.append(text)
         return Launch(name)

@@ -53,12 +53,22 @@ from polyopt.target import WARP
 
 
 class KernelPrinter(WarpPrinter):
-    """Prints one kernel. given: what divides sizes whenever it runs"""
+    """Prints one kernel.
+
+    given: what divides sizes whenever it runs; most_shared: bytes of shared memory that a block may have
+    """
 
     def __init__(
-        self, name: str, statement: Stmt, shared: Names, reductions: Reductions, given: Mapping[str, int]
+        self,
+        name: str,
+        statement: Stmt,
+        shared: Names,
+        reductions: Reductions,
+        given: Mapping[str, int],
+        most_shared: int,
     ) -> None:
         super().__init__(shared, reductions, statement)
+        self._most_shared = most_shared
         self._known.update(given)
         self._name = name
         self._private: set[str] = set()
@@ -83,12 +93,19 @@ class KernelPrinter(WarpPrinter):
         lines = [
             f"PO_KERNEL void __launch_bounds__({self.threads}) {self._name}({', '.join(parameters)})",
             "{",
-            *indented([*self._shared_lines, *coordinates, *head, *body]),
+            *indented([*self._shared_lines(), *coordinates, *head, *body]),
             "}",
             f"PO_ENTRY({self._name})",
         ]
         block = (*reversed(self._dims), 1, 1, 1)[:3] if len(self._dims) <= 3 else (self.threads, 1, 1)
-        kernel = CudaKernel(self._name, grid, (block[0], block[1], block[2]), 0, (*pointers, *values), len(pointers))
+        kernel = CudaKernel(
+            self._name,
+            grid,
+            (block[0], block[1], block[2]),
+            self._dynamic_bytes,
+            (*pointers, *values),
+            len(pointers),
+        )
         return kernel, "\n".join(lines) + "\n"
 
     # --- what threads do together ---------------------------------------------------------------------------------
@@ -146,8 +163,8 @@ class KernelPrinter(WarpPrinter):
             yield from self._declared(buffer, count, self._uniform(body, depth))
             return
         groups = self.threads // self._group(depth)
-        self._reserve(buffer, max(count, 1) * buffer.dtype.itemsize * groups)
-        self._shared_lines.append(f"PO_SHARED {stored_type(buffer.dtype)} {name}[{max(count, 1) * groups}];")
+        item = buffer.dtype.itemsize
+        self._declare_shared(stored_type(buffer.dtype), name, max(count, 1) * groups, item)
         if groups > 1:
             group = self._group_number(depth)
             plain = CudaExpressions.element
@@ -359,7 +376,7 @@ class KernelPrinter(WarpPrinter):
             yield f"{register} = {self._reductions.over_warp(reducer, self._x)}({register});"
         elif group == self.threads and group % WARP == 0:
             parts = f"{register}_parts"
-            self._shared_lines.append(f"PO_SHARED {value_type(reducer.dtype)} {parts}[{group // WARP}];")
+            self._declare_shared(value_type(reducer.dtype), parts, group // WARP, max(reducer.dtype.itemsize, 4))
             function = self._reductions.over_block(reducer, group, self._x)
             yield f"{register} = {function}({register}, {parts}, {self._thread_in_group(depth)});"
             self._pending = []

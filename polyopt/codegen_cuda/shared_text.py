@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c.c_helpers import stored_type
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.launch import LaunchPrinter
@@ -23,8 +24,26 @@ from polyopt.errors import ScheduleError
 from polyopt.loops.ir import Block, Buffer, Expr, For, If, Stmt, integer, walk, walk_expr
 from polyopt.target import STATIC_SHARED_BYTES
 
+LINE_BYTES = 128
+"""All banks of shared memory once."""
+
 UNROLLED_TURNS = 4
 """Copies of a thread beside products of warps that are written out."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedArray:
+    """An array in the shared memory of a block. kind: the C type of its elements; count: how many there are"""
+
+    kind: str
+    name: str
+    count: int
+    size: int
+
+    @property
+    def lines(self) -> int:
+        """Bytes up to the next array."""
+        return -(-self.size // LINE_BYTES) * LINE_BYTES
 
 
 class SharedPrinter(LaunchPrinter):
@@ -37,8 +56,8 @@ class SharedPrinter(LaunchPrinter):
     def __init__(self, shared: Names, reductions: Reductions, statement: Stmt) -> None:
         super().__init__(shared, reductions, statement)
         self._dims = dims(self._body)
-        self._shared_lines: list[str] = []
-        self._shared_bytes = 0
+        self._arrays: list[SharedArray] = []
+        self._most_shared = STATIC_SHARED_BYTES
         self._is_filled = False
         self._has_products = any(isinstance(loop, For) and loop.kind == "warp" for loop in walk(self._body))
 
@@ -87,9 +106,8 @@ class SharedPrinter(LaunchPrinter):
         row = as_number(strides[0]) if len(strides) > 1 else None
         extents = [as_number(extent) or 0 for extent in buffer.shape]
         size = extents[0] * row if row is not None else prod(extents) * buffer.dtype.itemsize
-        self._reserve(buffer, size)
-        kind, name = stored_type(buffer.dtype), self._shared.names[buffer.name]
-        self._shared_lines.append(f"PO_SHARED {kind} {name}[{size // buffer.dtype.itemsize}];")
+        item = buffer.dtype.itemsize
+        self._declare_shared(stored_type(buffer.dtype), self._shared.names[buffer.name], size // item, item)
 
     def _together(self, loops: Sequence[For]) -> Iterator[str]:
         """Copies to shared memory: no thread reads what another one has not written, or writes what one still reads."""
@@ -134,14 +152,38 @@ class SharedPrinter(LaunchPrinter):
         yield from indented(self._thread(inner))
         yield "}"
 
-    def _reserve(self, buffer: Buffer, size: int) -> None:
-        self._shared_bytes += size
-        if self._shared_bytes > STATIC_SHARED_BYTES:
+    # --- shared memory ----------------------------------------------------------------------------------------------
+
+    def _declare_shared(self, kind: str, name: str, count: int, item: int) -> None:
+        self._arrays.append(SharedArray(kind, name, count, count * item))
+        if self._shared_bytes > self._most_shared:
             raise ScheduleError(
                 "a kernel needs more shared memory than a block has",
-                why=f"{self._shared_bytes} bytes with '{buffer.name}'",
-                facts={"bytes": self._shared_bytes},
+                why=f"{self._shared_bytes} bytes with '{name}', of {self._most_shared}",
+                facts={"bytes": self._shared_bytes, "limit": self._most_shared},
             )
+
+    @property
+    def _shared_bytes(self) -> int:
+        """What the arrays take, each from a whole line of banks on."""
+        return sum(array.lines for array in self._arrays)
+
+    @property
+    def _dynamic_bytes(self) -> int:
+        """Shared memory to ask for at the launch: a block has so much without asking."""
+        return self._shared_bytes if self._shared_bytes > STATIC_SHARED_BYTES else 0
+
+    def _shared_lines(self) -> Iterator[str]:
+        """The declarations of the arrays in shared memory."""
+        if not self._dynamic_bytes:
+            yield from (f"PO_SHARED {array.kind} {array.name}[{array.count}];" for array in self._arrays)
+            return
+        whole, start = self._unused("shared", ""), 0
+        yield f"PO_DYN_SHARED({whole});  // {self._dynamic_bytes} bytes"
+        for array in self._arrays:
+            place = f"({whole} + {start})" if start else whole
+            yield f"{array.kind} *const {array.name} = ({array.kind} *){place};"
+            start += array.lines
 
     # --- copies ahead -----------------------------------------------------------------------------------------------
 

@@ -43,15 +43,15 @@ _EXCHANGED = ((("SHFL",), 32), (("STG", "64"), 16))
 """Sums that neighboring lanes exchange, and results of which a lane stores four."""
 
 GATES: dict[str, Gate] = {
-    "matmul_f32": Gate(registers=128, opcodes=(*_RING, (("LDS", "128"), 64))),  # 64 sums: two blocks at a time
+    "matmul_f32": Gate(registers=127, opcodes=(*_RING, (("LDS", "128"), 64))),  # 64 sums: two blocks at a time
     # 64 sums again, of which neighboring lanes exchange half: four lanes store a sector of results of 2 bytes
-    "matmul_bf16": Gate(registers=126, sectors=1.0, opcodes=(*_PRODUCTS, *_EXCHANGED, (("HMMA", "16816", "BF16"), 32))),
-    "matmul_f16": Gate(registers=126, sectors=1.0, opcodes=(*_PRODUCTS, *_EXCHANGED, (("HMMA", "16816"), 32))),
+    "matmul_bf16": Gate(registers=125, sectors=1.0, opcodes=(*_PRODUCTS, *_EXCHANGED, (("HMMA", "16816", "BF16"), 32))),
+    "matmul_f16": Gate(registers=125, sectors=1.0, opcodes=(*_PRODUCTS, *_EXCHANGED, (("HMMA", "16816"), 32))),
     "matmul_i8": Gate(
         registers=124, sectors=1.0, opcodes=(*_PRODUCTS, (("IMMA", "16832", "S8"), 32), (("STG", "128"), 8))
     ),
     "conv2d_bf16": Gate(registers=75, sectors=1.0, opcodes=(*_PRODUCTS, (("HMMA", "16816", "BF16"), 16))),
-    "attention_bf16": Gate(registers=126, sectors=1.0, opcodes=(*_PRODUCTS, (("HMMA", "16816", "BF16"), 64))),
+    "attention_bf16": Gate(registers=128, sectors=1.0, opcodes=(*_PRODUCTS, (("HMMA", "16816", "BF16"), 64))),
     "conv2d": Gate(registers=80, opcodes=(*_RING, (("LDS", "128"), 48))),
     "layernorm": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
     "softmax": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),

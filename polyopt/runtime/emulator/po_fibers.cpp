@@ -19,6 +19,7 @@ Thread* current = nullptr;
 int thread_count = 0;
 uint32_t block_number = 0, launch_number = 0;
 bool checking = false, counting = false, tracing = false, stopped = false;
+size_t dynamic_bytes = 0;
 
 namespace {
 const size_t STACK = 128 << 10;
@@ -289,7 +290,7 @@ extern "C" int po_launch(void (*f)(void**), const unsigned* grid, const unsigned
   entry = f, entry_arguments = arguments, thread_count = block[0] * block[1] * block[2];
   stopped = false, counting = mode == 2, tracing = mode == 3, ++launch_number;
   start_checks(mode >= 1);
-  set_dynamic_shared(dynamic);
+  dynamic_bytes = dynamic, set_dynamic_shared(dynamic);
   reserve_stacks();
   if (!stacks) return -1;
   threads.assign(thread_count, Thread());

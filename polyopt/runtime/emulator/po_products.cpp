@@ -15,13 +15,19 @@ namespace {
 struct Origins { uintptr_t byte[4]; };  // of a register's bytes; 0 where unknown
 
 std::unordered_map<const void*, Origins> registers;  // by address: threads have stacks of their own
-std::vector<uintptr_t> words;                        // of each 4 bytes of shared memory
-uintptr_t start = 0;
+struct Region { uintptr_t start; std::vector<uintptr_t> words; };  // of each 4 bytes of shared memory
+Region regions[2];                                                  // declared, and asked for at the launch
 std::map<std::pair<uintptr_t, uintptr_t>, uintptr_t> sums;  // where the product of two elements is added
 
+uintptr_t* word(uintptr_t a) {
+  for (Region& r : regions)
+    if (a >= r.start && (a - r.start) / 4 < r.words.size()) return &r.words[(a - r.start) / 4];
+  return nullptr;
+}
+
 uintptr_t origin(uintptr_t a) {
-  size_t w = (a - start) / 4;
-  return a >= start && w < words.size() && words[w] ? words[w] + (a - start) % 4 : 0;
+  uintptr_t* w = word(a);
+  return w && *w ? *w + a % 4 : 0;
 }
 
 uintptr_t element(const po_u32* fragment, int packed, int r, int i) {
@@ -45,20 +51,21 @@ void check_spaces(const std::vector<std::vector<uintptr_t>>& rows, const char* w
 void begin_block_products() {
   void* shared;
   size_t bytes = po_static_shared(&shared);
-  start = (uintptr_t)shared, words.assign(bytes / 4 + 1, 0);
+  regions[0] = {(uintptr_t)shared, std::vector<uintptr_t>(bytes / 4 + 1, 0)};
+  regions[1] = {(uintptr_t)po_dynamic_shared, std::vector<uintptr_t>(dynamic_bytes / 4, 0)};
   registers.clear(), sums.clear();
 }
 
 void note_copy(const void* dst, const void* src, int n, int zeros) {
   for (int i = 0; i < n + zeros; i += 4) {
-    size_t w = ((uintptr_t)dst - start + i) / 4;
-    if (w < words.size()) words[w] = i < n ? (uintptr_t)src + i : 0;
+    uintptr_t* w = word((uintptr_t)dst + i);
+    if (w) *w = i < n ? (uintptr_t)src + i : 0;
   }
 }
 
 void forget_copy(uintptr_t a, int n) {
   for (uintptr_t at = a & ~(uintptr_t)3; at < a + n; at += 4)
-    if (at >= start && (at - start) / 4 < words.size()) words[(at - start) / 4] = 0;
+    if (uintptr_t* w = word(at)) *w = 0;
 }
 
 extern "C" {

@@ -58,6 +58,7 @@ extern Thread* current;
 extern int thread_count;
 extern uint32_t block_number, launch_number;
 extern bool checking, counting, tracing, stopped;
+extern size_t dynamic_bytes;  // of shared memory, asked for at the launch
 
 bool is_private(uintptr_t address);  // on a fiber's stack, or threadIdx and the like
 [[noreturn]] void stop();            // ends the launch from within a fiber
