@@ -31,6 +31,7 @@ from polyopt.dsl.affine import (
     substitute,
 )
 from polyopt.dsl.builtins import BUILTINS
+from polyopt.dtypes import DType, bf16, f16, f32, i8, i32, u8
 from polyopt.fusion import residues
 
 REPEATED_COST = 16
@@ -39,15 +40,27 @@ REPEATED_COST = 16
 LARGEST_VALUE = 400
 """Nodes of an expression beyond which nothing more is written into it."""
 
+KEPT, TOGETHER = 8, 128
+"""Results of a thread that use a value once it is computed, and of a block that use an element once it is read."""
+
+WIDE_BYTES = 4
+"""Of values that tensor cores sum up; they multiply narrower ones."""
+
+WIDENED = frozenset({(f16, f32), (bf16, f32), (i8, i32), (u8, i32)})
+"""What tensor cores multiply, and what they sum up."""
+
 _COSTS = {"truediv": 4, "sqrt": 4, "floordiv": 4, "mod": 4}
 _CHEAP = 1
 _FUNCTION = 20
 
 
-def rewrite(program: ir.Program, *, numerics: str = "default") -> ir.Program:
-    """The program after all exact rewrites; resolved programs stay resolved."""
+def rewrite(program: ir.Program, *, numerics: str = "default", ops_per_byte: int = 0) -> ir.Program:
+    """The program after all exact rewrites; resolved programs stay resolved.
+
+    ops_per_byte: scalar operations in the time that memory takes for a byte, where threads have them to spare
+    """
     folded = replace(program, equations=tuple(_map_values(e, fold) for e in program.equations))
-    inlined = drop_unused(inline(folded))
+    inlined = drop_unused(inline(folded, ops_per_byte))
     return residues.split(inlined, fold, reorder=numerics != "strict")
 
 
@@ -146,11 +159,11 @@ def depends_on(program: ir.Program, tensors: Iterable[str], other: str) -> bool:
 # --- inlining -------------------------------------------------------------------------------------------------
 
 
-def inline(program: ir.Program) -> ir.Program:
+def inline(program: ir.Program, ops_per_byte: int = 0) -> ir.Program:
     """Writes pointwise producers into their consumers, in order, where that pays."""
     for tensor in program.tensors:
         producer = _pointwise(program, tensor)
-        if producer is None or not _pays(program, producer):
+        if producer is None or not _pays(program, producer, ops_per_byte):
             continue
         into = partial(_with, producer=producer)
         rewritten = tuple(_map_values(e, into) if e.tensor != tensor.name else e for e in program.equations)
@@ -177,14 +190,14 @@ def _pointwise(program: ir.Program, tensor: ir.Tensor) -> ir.Equation | None:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A read of a producer. consumer: name of the equation; repeats: whether axes around it leave it unchanged."""
+    """A read of a producer. consumer: name of the equation; again: axes around it that leave it unchanged."""
 
     consumer: str
     read: ir.Read
-    repeats: bool
+    again: frozenset[ir.Axis]
 
 
-def _pays(program: ir.Program, producer: ir.Equation) -> bool:
+def _pays(program: ir.Program, producer: ir.Equation, ops_per_byte: int) -> bool:
     uses = [use for e in program.equations for use in _uses(e, producer.tensor)]
     if any(use.read.boundary is not None for use in uses):
         return False
@@ -195,26 +208,71 @@ def _pays(program: ir.Program, producer: ir.Equation) -> bool:
     own = cost(producer.value)
     if own == 0:
         return True
-    if any(use.repeats for use in uses):
-        return False
+    if any(use.again for use in uses):
+        return ops_per_byte > 0 and _repays_again(program, producer, uses, ops_per_byte)
     places = {(use.consumer, use.read) for use in uses}
     return len(places) <= 1 or own * len(places) <= REPEATED_COST
 
 
+def _repays_again(program: ir.Program, producer: ir.Equation, uses: Sequence[_Use], ops_per_byte: int) -> bool:
+    """Whether a product that reads a value of one element again and again computes it each time.
+
+    It does where the value is used so seldom that its way to memory and back takes longer, and where two narrow
+    elements are widened to be multiplied, which tensor cores do by themselves. Narrow values stay as they are: tensor
+    cores take them as stored.
+    """
+    sources = list(ir.reads(producer.value))
+    item = program.tensor(producer.tensor).dtype.itemsize
+    if len(sources) != 1 or len({(use.consumer, use.read) for use in uses}) != 1 or item < WIDE_BYTES:
+        return False
+    if _multiplies_narrow(program, uses[0].consumer):
+        return True
+    times = 1
+    for axis in uses[0].again:
+        if not axis.is_resolved or not all(bound.is_constant for bound in (*axis.lower, *axis.upper)):
+            return False
+        times *= min(b.constant for b in axis.upper) - max(b.constant for b in axis.lower)
+    source = sources[0].dtype.itemsize
+    moved = source + item + (item - source) * -(-times // TOGETHER)
+    return cost(producer.value) * times <= ops_per_byte * moved * KEPT
+
+
+def _multiplies_narrow(program: ir.Program, consumer: str) -> bool:
+    """Whether an equation sums up products of two elements of one narrow dtype, each widened before."""
+    equation = next(e for e in program.equations if e.name == consumer)
+    value = equation.value
+    if not equation.is_accumulation or not isinstance(value, ir.Op) or value.name != "mul":
+        return False
+    kinds = {_widened_from(program, arg) for arg in value.args}
+    return len(kinds) == 1 and None not in kinds
+
+
+def _widened_from(program: ir.Program, factor: ir.Expr) -> DType | None:
+    """The dtype of the narrow element that a factor widens for tensor cores, by itself or as a local tensor."""
+    if isinstance(factor, ir.Read):
+        definitions = program.definitions(factor.tensor)
+        if len(definitions) != 1 or definitions[0].is_accumulation:
+            return None
+        factor = definitions[0].value
+    if not isinstance(factor, ir.Cast) or not isinstance(factor.arg, ir.Read):
+        return None
+    return factor.arg.dtype if (factor.arg.dtype, factor.dtype) in WIDENED else None
+
+
 def _uses(equation: ir.Equation, tensor: str) -> Iterator[_Use]:
     """Reads of `tensor` in an equation, data subscripts of its left side included."""
-    around = frozenset(a.name for a in equation.all_axes)
+    around = frozenset(equation.all_axes)
     for subscript in equation.subscripts:
         if isinstance(subscript, ir.DataIndex):
             yield from _uses_in(subscript.value, tensor, around, equation.name)
     yield from _uses_in(equation.value, tensor, around, equation.name)
 
 
-def _uses_in(expr: ir.Expr, tensor: str, around: frozenset[str], consumer: str) -> Iterator[_Use]:
+def _uses_in(expr: ir.Expr, tensor: str, around: frozenset[ir.Axis], consumer: str) -> Iterator[_Use]:
     if isinstance(expr, ir.Read) and expr.tensor == tensor:
         used = frozenset().union(*(axes_of(s) for s in expr.subscripts if isinstance(s, Affine)))
-        yield _Use(consumer, expr, bool(around - used))
-    inner = around | frozenset(a.name for a in expr.axes) if isinstance(expr, ir.Reduce) else around
+        yield _Use(consumer, expr, frozenset(axis for axis in around if axis.name not in used))
+    inner = around | frozenset(expr.axes) if isinstance(expr, ir.Reduce) else around
     for child in ir.children(expr):
         yield from _uses_in(child, tensor, inner, consumer)
 

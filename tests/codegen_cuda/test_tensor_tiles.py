@@ -111,6 +111,11 @@ def onto(x: bf16[M, K], w: bf16[K, N], c: f32[M, N]) -> object:
 
 
 @po.op
+def cast_before(x: bf16[M, K], w: bf16[N, K]) -> object:
+    return po.einsum("mk,nk->mn", po.cast(x, f32), po.cast(w, f32))
+
+
+@po.op
 def windows(x: f16[B, H, W, C], f: f16[3, 3, C, N]) -> object:
     y = po.tensor("y", dtype=f32)
     r, s, c = po.indices("r s c")
@@ -151,6 +156,11 @@ CASES: dict[str, tuple[Op, tuple[Array, ...], Array]] = {
         lambda x, w, c: 3 * c + x.astype("f8") @ w.astype("f8"),
         *(values(bf16, 40, 80), values(bf16, 80, 36), values(f16, 40, 36).astype(np.float32)),
     ),
+    "of operands that are widened before": case(
+        cast_before,
+        lambda x, w: x.astype("f8") @ w.T.astype("f8"),
+        *(values(bf16, 40, 90), values(bf16, 36, 90)),
+    ),
     "windows": case(windows, convolved, values(f16, 1, 3, 35, 24), values(f16, 3, 3, 24, 34)),
 }
 
@@ -160,7 +170,7 @@ CASES: dict[str, tuple[Op, tuple[Array, ...], Array]] = {
 def test_forms_of_contractions_come_the_same_way(name: str) -> None:
     op, args, expected = CASES[name]
     lowering = lowered(op, *args)
-    assert not lowering.fallback and "po_mma_" in lowering.source("cuda")
+    assert not lowering.fallback and "po_mma_" in lowering.source("cuda") and len(lowering.cuda.kernels) == 1
     outcome = emulate(lowering, inputs(op, args), {})
     assert not outcome.problems, f"{outcome.problems[0]}\n{lowering.source('cuda')}"
     assert_equals(outcome.results[0], expected)

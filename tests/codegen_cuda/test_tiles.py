@@ -88,6 +88,11 @@ def convolved(x: Any, f: Any) -> Any:
     )
 
 
+@po.op
+def cast_before(x: f16[M, K], w: f32[K, N]) -> object:
+    return po.einsum("mk,kn->mn", po.maximum(po.cast(x, f32), 0), w)
+
+
 CASES: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
     "plain": (plain, (a := arrays((70, 37), (37, 101), dtype="f4")), a[0].astype("f8") @ a[1]),
     "even": (plain, (a := arrays((64, 32), (32, 96), dtype="f4")), a[0].astype("f8") @ a[1]),
@@ -107,6 +112,11 @@ CASES: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
         weighted,
         (*(a := arrays((35, 9), (9, 50), (35, 50), (35,), dtype="f4")), np.arange(50) % 7, arrays((7,), dtype="f4")[0]),
         (a[0].astype("f8") @ a[1]) * a[2] * a[3][:, None] * arrays((7,), dtype="f4")[0][np.arange(50) % 7],
+    ),
+    "cast before": (
+        cast_before,
+        (a := (*arrays((70, 37), dtype="f2"), *arrays((37, 101), dtype="f4"))),
+        np.maximum(a[0].astype("f8"), 0) @ a[1],
     ),
     "window": (window, (a := arrays((5, 6, 40), (33, 5, 3, 3), dtype="f4")), convolved(*a)),
 }

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import f32, f64, i64
+from polyopt import bf16, f16, f32, f64, i64
 from polyopt.dsl import ir
 from polyopt.dsl.affine import FALSE, TRUE, Affine, And, Compare, Not, Or, axis
 from polyopt.dtypes import bool_, i8, i32
 from polyopt.fusion.rewrite import LARGEST_VALUE, cost, drop_unused, fold, inline, rewrite
 from polyopt.reference import evaluate
-from tests.poly.operators import M, N, i, j, k, layernorm, softmax, ten_steps
+from tests.poly.operators import K, M, N, i, j, k, layernorm, softmax, ten_steps
 from tests.random_operators import random_case
 
 
@@ -172,6 +172,40 @@ def test_a_producer_that_would_be_computed_again_along_an_axis_is_kept() -> None
         return y
 
     assert lowered_tensors(repeated, M=3, N=4) == {"a", "y"}
+
+
+@po.op
+def widened(x: f16[M, K], w: f32[K, N]):
+    return po.einsum("mk,kn->mn", po.cast(x, f32), w)
+
+
+@po.op
+def widened_twice(x: bf16[M, K], w: bf16[K, N]):
+    return po.einsum("mk,kn->mn", po.cast(x, f32), po.cast(w, f32))
+
+
+@po.op
+def narrowed(x: f32[M, K], w: bf16[K, N]):
+    return po.einsum("mk,kn->mn", po.cast(x, bf16), w)
+
+
+@pytest.mark.parametrize(
+    ("operator", "columns", "is_inlined"),
+    [
+        (widened, 256, True),
+        (widened, 4096, False),
+        (widened_twice, 256, True),
+        (widened_twice, 4096, True),
+        (narrowed, 256, False),
+    ],
+)
+def test_where_operations_are_to_spare_a_value_of_one_element_is_computed_again(
+    operator: po.Op, columns: int, is_inlined: bool
+) -> None:
+    """Where it is used seldom, and where tensor cores multiply the elements as they are stored; nowhere else."""
+    program = program_of(operator, M=512, N=columns, K=512)
+    assert tensors(inline(program)) >= {"cast", "einsum"}
+    assert ("cast" not in tensors(drop_unused(inline(program, 6)))) == is_inlined
 
 
 def test_a_copy_is_inlined_even_along_an_axis() -> None:
