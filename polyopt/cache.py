@@ -251,14 +251,15 @@ def _distrust(status: os.stat_result, kind: str) -> str:
 
 def _entries(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Every entry with its status, and abandoned temporary files too."""
-    for item in os.scandir(folder):
-        with suppress(OSError):
-            status = item.stat(follow_symlinks=False)
-            if not stat.S_ISREG(status.st_mode):
-                continue
-            abandoned = item.name.endswith(_TEMPORARY_SUFFIX) and status.st_mtime < time.time() - _ABANDONED_S
-            if item.name.endswith(_SUFFIX) or abandoned:
-                yield Path(item.path), status
+    with os.scandir(folder) as items:
+        for item in items:
+            with suppress(OSError):
+                status = item.stat(follow_symlinks=False)
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                abandoned = item.name.endswith(_TEMPORARY_SUFFIX) and status.st_mtime < time.time() - _ABANDONED_S
+                if item.name.endswith(_SUFFIX) or abandoned:
+                    yield Path(item.path), status
 
 
 def _evict(folder: Path, limit: int) -> None:

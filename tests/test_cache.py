@@ -227,6 +227,17 @@ def test_info_counts_and_clear_removes(file: Path) -> None:
     assert cache.info().entries == 0
 
 
+def test_a_folder_whose_listing_is_interrupted_is_closed(file: Path) -> None:
+    cache.store(cache.key(preset("generic"), program="another"), ENTRY)
+    opened = os.scandir(file.parent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.scandir", lambda _: opened)
+        entries = cache._entries(file.parent)
+        next(entries)
+        del entries
+    assert list(opened) == [], "a listing that is closed has no more entries"
+
+
 def test_processes_that_store_the_same_key_leave_a_whole_entry(folder: Path) -> None:
     code = (
         "from polyopt import cache; from polyopt.runtime.kernel import KernelInfo\n"

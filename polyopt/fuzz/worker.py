@@ -71,11 +71,16 @@ class Worker:
 
     def _started(self) -> Connection:
         if self._pipe is None:
-            self._pipe, theirs = self._context.Pipe()
-            self._process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            self._process.start()
-            theirs.close()
-            self._count = 0
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            try:
+                process.start()
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+            self._pipe, self._process, self._count = ours, process, 0
         return self._pipe
 
     def _stop(self) -> None:

@@ -108,6 +108,17 @@ def test_a_case_that_never_ends_is_a_finding() -> None:
         assert worker.check(replace(SMALL, definitions=(endless,), results=("a",))).kind == "hang"
 
 
+def test_a_process_that_cannot_be_started_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What closes the worker asked for a process that there was none of, and hid the reason."""
+
+    def refused(_: object) -> None:
+        raise OSError("no processes left")
+
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refused)
+    with pytest.raises(OSError, match="no processes left"), Worker() as worker:
+        worker.check(SMALL)
+
+
 def test_the_command_reports_its_seeds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "campaign_case", lambda seed: SMALL)
     assert cli.main(["fuzz", "--seconds", "2", "--seed", "10"]) == cli.EXIT_OK
