@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from polyopt.dsl.broadcast import broadcast_element, rank_of
-from polyopt.dsl.expr import AffineSize, Call, Convert, Element, Expr, Index, Literal, Placeholder, Reduction, as_expr
+from polyopt.dsl.expr import AffineSize, Call, Element, Expr, Index, Literal, Placeholder, Reduction, as_expr
 from polyopt.dsl.extents import known_extents
 from polyopt.dsl.shaping import normal_axis
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle, sugar_indices
 from polyopt.dsl.subscripts import require_extents
 from polyopt.dsl.symbols import as_dtype
-from polyopt.dtypes import i64
 from polyopt.errors import DefinitionError, ShapeError
 
 
@@ -200,7 +199,10 @@ def _over_axes(
     dtype: object,
     combine: Expr | None,
 ) -> Handle:
-    """One equation that reduces the tensor over `axis` (an int, a tuple of them, or None for all)."""
+    """One equation that reduces the tensor over `axis` (an int, a tuple of them, or None for all).
+
+    Over no axis, as of a tensor of rank 0, it reduces each element alone: dtype, where= and init= hold as elsewhere.
+    """
     rank = rank_of(tensor)
     reduced = _axes(kind, axis, rank)
     letters = sugar_indices(rank)
@@ -212,7 +214,7 @@ def _over_axes(
         Index(letter.name, Literal(0), AffineSize(extents[n])) if needs_extents and n in reduced else letter  # type: ignore[arg-type]
         for n, letter in enumerate(letters)
     )
-    over = tuple(indices[n] for n in reduced)
+    over = tuple(indices[n] for n in reduced) or (Index("point", Literal(0), Literal(1)),)
     value = _value(kind, tensor, indices, over, where, init, dtype, combine)
     kept = tuple(index for n, index in enumerate(indices) if n not in reduced)
     if keepdims:
@@ -235,8 +237,6 @@ def _value(
     combine: Expr | None,
 ) -> Expr:
     element = Element(tensor, indices)
-    if not over:
-        return element if kind not in ("argmax", "argmin") else Convert(Literal(0), i64)
     condition = broadcast_element(where, indices, (tensor,)) if isinstance(where, Handle) else where
     options: dict[str, Any] = {
         "where": None if condition is None else as_expr(condition, "as where="),

@@ -101,16 +101,21 @@ def _arguments(
             continue
         tensor = _input(state, parameter, spec)
         parameters.append(tensor)
-        is_value = parameter.kind == "scalar" or (parameter.kind == "unannotated" and tensor.rank == 0)
+        is_value = parameter.kind == "scalar" or _is_weak(spec)
         arguments[parameter.name] = _value(tensor, spec) if is_value else tensor
     return arguments, parameters
 
 
 def _value(tensor: Handle, spec: Any) -> Expr:
     """A run-time scalar as the function sees it; what was given as a Python number is weak."""
-    if spec is None or len(spec) < 4 or not spec[3]:
+    if not _is_weak(spec):
         return Element(tensor, ())
     return Weakened(Element(tensor, ()), "b" if spec[0].is_bool else "f" if spec[0].is_float else "i")
+
+
+def _is_weak(spec: Any) -> bool:
+    """Whether a parameter without annotation was given a Python number."""
+    return spec is not None and len(spec) > 3 and bool(spec[3])
 
 
 def _constant(parameter: Parameter, constants: Mapping[str, object]) -> object:

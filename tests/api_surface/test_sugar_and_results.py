@@ -46,6 +46,42 @@ def test_elementwise_functions_take_tensors_and_results_may_be_subscripted() -> 
     assert_allclose(f(X), np.exp(X).T + 1)
 
 
+def test_an_array_of_rank_0_is_a_tensor_without_annotation_too() -> None:
+    x = np.array(5.0)
+    for expression, wanted in (
+        (lambda x: po.sum(x), x),
+        (lambda x: po.stack([x.reshape(1), x[None]]), np.full((2, 1), 5.0)),
+        (lambda x: x.T[()] * x[...], np.array(25.0)),
+        (lambda x: po.einsum(",->", x, x) * po.cast(1, x.dtype), np.array(25.0)),
+    ):
+        assert_array_equal(value_of(expression, x), wanted)
+
+    @po.op
+    def scaled(v, a):
+        y = po.tensor("y")
+        y[i] = po.where(i > 0, v[i] * a, po.maximum(a, v[i]))
+        return y, v * a, -a
+
+    for found, annotated in zip(scaled(V, x), scaled(V, 5.0)):
+        assert_array_equal(found, annotated)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.float16, np.float32, np.int64])
+def test_a_reduction_over_no_axis_reduces_each_element_alone(shape: tuple[int, ...], dtype: Any) -> None:
+    names = ("sum", "prod", "mean", "max", "min", "any", "all")
+    x = (RNG.random(shape) * 9).astype(dtype)
+    alone = po.op(lambda x: tuple(getattr(po, name)(x, axis=()) for name in names))
+    along = po.op(lambda x: tuple(getattr(po, name)(x, axis=0) for name in names))
+    for name, found, slow, other in zip(names, alone(x), alone.reference(x), along(np.atleast_1d(x))):
+        assert found.dtype == other.dtype, name
+        assert_array_equal(found, getattr(np, name)(x, axis=()))
+        assert_array_equal(slow, found)
+    chosen = po.op(lambda x: (po.sum(x, axis=(), dtype=f64), po.sum(x, axis=(), where=x > 0)))
+    for found, wanted in zip(chosen(x), (x.astype(np.float64), np.where(x > 0, x, 0))):
+        assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "mean", "argmax", "argmin"])
 @pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 1)])
 @pytest.mark.parametrize("keepdims", [False, True])
