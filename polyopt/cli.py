@@ -86,7 +86,7 @@ Commands = Any  # argparse's type for sub-commands is private
 
 def _add_operator(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("operator", metavar="FILE.py:OP", help="an operator; package.module:op works too")
-    parser.add_argument("sizes", nargs="*", metavar="NAME=VALUE", help="a size or a compile-time parameter")
+    parser.add_argument("sizes", nargs="*", default=(), metavar="NAME=VALUE", help="a size or a compile-time parameter")
 
 
 # --- show-schedule ----------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ _NUMERIC_COLUMNS = frozenset({"compile ms", "run ms", "NumPy ms"})
 
 def _add_demo(commands: Commands) -> None:
     parser = commands.add_parser("demo", help="compile and check the examples, and print a table")
-    parser.add_argument("examples", nargs="*", metavar="EXAMPLE", help=", ".join(EXAMPLES))
+    parser.add_argument("examples", nargs="*", default=(), metavar="EXAMPLE", help=", ".join(EXAMPLES))
     parser.set_defaults(run=_demo)
 
 
@@ -267,7 +267,7 @@ def _bench_rows(report: Report, compile_s: float, run_s: float) -> Iterator[tupl
 def _add_tune(commands: Commands) -> None:
     parser = commands.add_parser("tune", help="measure other plans for an operator, and remember the best")
     parser.add_argument("operator", nargs="?", metavar="FILE.py:OP", help="an operator; package.module:op works too")
-    parser.add_argument("sizes", nargs="*", metavar="NAME=VALUE", help="a size or a compile-time parameter")
+    parser.add_argument("sizes", nargs="*", default=(), metavar="NAME=VALUE", help="a size or a compile-time parameter")
     parser.add_argument("--seconds", type=float, default=tuning.SECONDS, metavar="N", help="how long; default: 30")
     parser.add_argument("--export", type=Path, metavar="F", help="write what was found so far to a file")
     parser.add_argument("--import", type=Path, metavar="F", dest="taken", help="take what an export wrote")

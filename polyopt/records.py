@@ -82,9 +82,17 @@ def all_records() -> tuple[Record, ...]:
 
 
 def write_file(path: Path) -> int:
-    """Write all records to a file for others; how many. Raises `OSError`."""
+    """Write all records to a file for others; how many. Raises `ArgumentError` where that cannot be."""
     found = all_records()
-    path.write_text("".join(_as_line(record) + "\n" for record in found), encoding="utf-8")
+    try:
+        path.write_text("".join(_as_line(record) + "\n" for record in found), encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(
+            f"cannot write tuning records to '{path}'",
+            why=error.strerror or str(error),
+            fix="name a file in a folder that can be written",
+            facts={"path": str(path)},
+        ) from None
     return len(found)
 
 
@@ -93,7 +101,12 @@ def read_file(path: Path) -> tuple[Record, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"cannot read tuning records from '{path}'", why=str(error)) from None
+        raise ArgumentError(
+            f"cannot read tuning records from '{path}'",
+            why=getattr(error, "strerror", None) or str(error),
+            fix="give a file that `polyopt tune --export` wrote",
+            facts={"path": str(path)},
+        ) from None
     found = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from polyopt.classes import dataclass
@@ -11,9 +12,9 @@ from polyopt.fusion.rewrite import cost
 from polyopt.poly.legality import Proof
 from polyopt.poly.scop import Array, Scop, Statement
 from polyopt.poly.storage import StoragePlan
-from polyopt.runtime.extent import Extent
+from polyopt.runtime.extent import Extent, evaluate, from_affine
 from polyopt.runtime.kernel import KernelInfo
-from polyopt.tiling.extents import Extents
+from polyopt.tiling.extents import ASSUMED, Extents
 from polyopt.tiling.plan import TilingPlan
 
 
@@ -47,6 +48,7 @@ class Report:
     flops: scalar operations; bytes: compulsory traffic, inputs and results once each
     temporary_bytes: workspace that a call allocates for its temporaries; private_bytes: and for each thread.
         Exactly what is allocated; an expression where sizes are symbolic.
+    assumed: sizes that are symbolic, and count as `tiling.extents.ASSUMED` in operations and bytes
     note: what else a caller should know
     """
 
@@ -62,6 +64,7 @@ class Report:
     proof: str
     fallback: str = ""
     note: str = ""
+    assumed: tuple[str, ...] = ()
 
     @property
     def intensity(self) -> float:
@@ -82,7 +85,7 @@ class Report:
             "claims": self.proof,
         }
         lines = [
-            f"{self.name}",
+            f"{self.name}{_assumption(self.assumed)}",
             f"  operations            {self.flops}",
             f"  compulsory bytes      {self.bytes}",
             f"  operations per byte   {self.intensity:.2f}, so bound by {self.bound}",
@@ -106,7 +109,7 @@ def make(stages: Stages) -> Report:
     return Report(
         name=scop.name,
         flops=sum(_operations(s) * extents.instances(s.name) for s in scop.statements),
-        bytes=sum(_bytes(array) for array in arguments),
+        bytes=sum(_bytes(array, scop.sizes) for array in arguments),
         temporary_bytes=stages.info.shared_bytes,
         private_bytes=stages.info.private_bytes,
         fusion="\n".join([*stages.fusion.copies, *map(str, stages.fusion.decisions)]) or "nothing to fuse",
@@ -115,20 +118,19 @@ def make(stages: Stages) -> Report:
         storage=str(stages.storage),
         proof=str(stages.proof),
         fallback=stages.fallback,
+        assumed=scop.sizes,
     )
+
+
+def _assumption(sizes: tuple[str, ...]) -> str:
+    return f", with {' = '.join((*sizes, str(ASSUMED)))}" if sizes else ""
 
 
 def _operations(statement: Statement) -> int:
     return cost(statement.value) + (1 if statement.is_update else 0)
 
 
-def _elements(shape: tuple[object, ...]) -> int:
-    total = 1
-    for extent in shape:
-        total *= getattr(extent, "constant", 0)
-    return total
-
-
-def _bytes(array: Array) -> int:
-    """Size of an array; symbolic extents count as their constant part."""
-    return array.dtype.itemsize * _elements(array.shape)
+def _bytes(array: Array, sizes: tuple[str, ...]) -> int:
+    """Size of an array, with what is assumed of symbolic sizes."""
+    assumed = dict.fromkeys(sizes, ASSUMED)
+    return array.dtype.itemsize * math.prod(max(0, evaluate(from_affine(extent), assumed)) for extent in array.shape)

@@ -118,6 +118,19 @@ def test_nonsense_earns_a_message_and_a_status(
     assert says in complaint(capsys, *arguments)
 
 
+def test_what_is_required_is_named_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["show-schedule"])
+    assert "arguments are required: FILE.py:OP\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--export", "--import"])
+def test_records_that_cannot_be_written_or_read_are_no_traceback(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "No such file or directory" in complaint(capsys, "tune", option, str(tmp_path / "nowhere" / "records"))
+
+
 def test_assignments_are_numbers_and_truth_values() -> None:
     assert cli.assignments(["N=3", "alpha=0.5", "flag=True", "eps=1e-3"]) == {
         "N": 3,

@@ -23,6 +23,13 @@ def test_operations_and_bytes_of_a_linear_layer_are_those_by_hand() -> None:
     assert report.temporary_bytes == 0 and report.name == "linear_relu"
 
 
+def test_symbolic_sizes_are_assumed_alike_in_operations_and_bytes() -> None:
+    whole, open_ = linear_relu.lower(M=512, N=512, K=512, target=MACHINE).report(), linear_relu.lower(K=512).report()
+    assert (open_.flops, open_.bytes) == (whole.flops, whole.bytes)
+    assert str(open_).splitlines()[0] == "linear_relu, with M = N = 512"
+    assert str(whole).splitlines()[0] == "linear_relu"
+
+
 def test_what_limits_a_kernel_follows_from_its_intensity() -> None:
     assert linear_relu.lower(M=512, N=512, K=512).report().bound == "compute"
     assert softmax.lower(M=10, N=10).report().intensity > 0
