@@ -106,6 +106,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'polyopt' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FROM_API})
+
+
 __all__ = [
     "ArgumentError",
     "BackendUnavailable",

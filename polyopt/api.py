@@ -246,6 +246,7 @@ class Op:
         from polyopt import reference
         from polyopt.codegen_c.vmath.numpy import forms
 
+        check_choices(replace(self._choices, numerics=numerics))  # type: ignore[arg-type]  # it is what is checked
         given = arguments.bind(self.signature, args, kwargs)
 
         def resolved(traced: Traced) -> tuple[Program, Structure]:
@@ -401,6 +402,7 @@ def op(
     numerics: Numerics = "default",
     tune: bool = False,
 ) -> Callable[[Callable[..., Any]], Op]: ...
+@ends_at_the_user
 def op(
     function: Callable[..., Any] | None = None,
     /,
@@ -419,7 +421,7 @@ def op(
     """
     choices = Choices(_dynamic_names(dynamic), target, numerics, tune)
     if function is None:
-        return lambda decorated: Op(decorated, choices)
+        return ends_at_the_user(lambda decorated: Op(decorated, choices))
     return Op(function, choices)
 
 

@@ -212,6 +212,15 @@ def test_polyopt_check_draws_subscripts_in_range(polyopt_check: Any) -> None:
     polyopt_check(gather, N=5, M=4, target="cpu", rtol=1e-12, atol=0.0)
 
 
+def test_what_is_public_is_offered_for_completion() -> None:
+    assert set(po.__all__) <= set(dir(po))
+
+
+def test_the_reference_knows_its_numerics() -> None:
+    with pytest.raises(po.ArgumentError, match="numerics cannot be 'exact'"):
+        po.op(lambda x: x + 1).reference(np.ones(3), numerics="exact")
+
+
 def test_the_reference_is_in_float64() -> None:
     result = linear_relu.reference(X, W, B)
     assert_allclose(result, np.maximum(X.astype(float) @ W.astype(float) + B, 0), rtol=1e-12)

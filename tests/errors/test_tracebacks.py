@@ -42,6 +42,22 @@ class Owner:
         return x[9]
 
 
+def badly_annotated() -> po.Op:
+    @po.op
+    def op(x: f64[2.5]):
+        return x
+
+    return op
+
+
+def badly_annotated_with_options() -> po.Op:
+    @po.op(dynamic=True)
+    def op(x: f64[2.5]):
+        return x
+
+    return op
+
+
 X = np.ones(3)
 MISTAKES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a call": (lambda: shifted(X), []),
@@ -53,6 +69,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "compile": (lambda: shifted.compile(N=3), []),
     "reference": (lambda: shifted.reference(X), []),
     "einsum": (lambda: po.einsum("ij->i", X), []),
+    "an annotation": (badly_annotated, []),
+    "an annotation under options": (badly_annotated_with_options, []),
     "a backend": (lambda: shifted.on("cuda")(X), []),
 }
 
