@@ -193,7 +193,8 @@ def _sliced(
         return index, index
     if extent is None and boundary is None and _runs_to_the_end(part):
         open_index = Index(name)  # it runs as far as the tensor does, which is found when every equation is known
-        step, start = _step(part.step), _bound(tensor, part.start or 0, None, None)
+        first = 0 if part.start is None else part.start
+        step, start = _step(part.step), _bound(tensor, first, None, None)
         assert start is not None, "a bound that is not negative needs no extent"
         return open_index, (open_index if step == 1 else open_index * step) + AffineSize(start)
     found = _slice_range(tensor, part, extent, boundary)

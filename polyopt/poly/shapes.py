@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import Literal
 
 import islpy as isl
 
@@ -177,7 +178,7 @@ def _reach_together(
 def _with_one_bound(axis: ir.Axis, needs: list[Compare]) -> ir.Axis:
     """The range by the bounds that are tightest for large sizes; that they are is asked of the sizes."""
     lower = _chosen(axis.lower, needs)
-    upper = -_chosen([-bound for bound in axis.upper], needs)
+    upper = -_chosen([-bound for bound in axis.upper], needs, tie=">=")
     return ir.Axis(axis.name, (lower,), (upper,))
 
 
@@ -189,13 +190,17 @@ def _greatest_of(reached: Sequence[Affine], needs: list[Compare]) -> Affine:
     return _chosen(candidates, needs)
 
 
-def _chosen(candidates: Sequence[Affine], needs: list[Compare]) -> Affine:
-    """The expression that is greatest for large equal sizes; the others must not exceed it, or equal it if they tie."""
+def _chosen(candidates: Sequence[Affine], needs: list[Compare], *, tie: Literal["==", ">="] = "==") -> Affine:
+    """The expression that is greatest for large equal sizes, the first of those that tie.
+
+    The others must not exceed it. tie: what is asked of those that tie. Two definitions of an extent must agree; of two
+    ends of a range, such as that of the slice x[:, :N], the one that is written holds while it is inside the other.
+    """
     values = [_at_large_sizes(candidate) for candidate in candidates]
     chosen = candidates[values.index(max(values))]
     for candidate, value in zip(candidates, values, strict=True):
         if candidate != chosen:
-            needs.append(Compare(chosen - candidate, "==" if value == max(values) else ">="))
+            needs.append(Compare(chosen - candidate, tie if value == max(values) else ">="))
     return chosen
 
 

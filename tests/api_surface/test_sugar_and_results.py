@@ -46,6 +46,23 @@ def test_elementwise_functions_take_tensors_and_results_may_be_subscripted() -> 
     assert_allclose(f(X), np.exp(X).T + 1)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_slices_by_the_size_of_another_axis(dynamic: bool) -> None:
+    op = po.op(dynamic=dynamic)(lambda x: (x[:, : x.shape[0]], x[:, 1 : x.shape[0]], x[:, x.shape[0] :]))
+    for shape in ((3, 4), (4, 4), (1, 9), (5, 7)):
+        x = RNG.random(shape)
+        n = shape[0]
+        for found, wanted in zip(op(x), (x[:, :n], x[:, 1:n], x[:, n:])):
+            assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("begin", [lambda x: x.shape[1], lambda x: -x.shape[1], lambda x: x.shape[1] - 1])
+def test_a_slice_of_what_was_joined_counts_from_either_end_by_sizes(begin: Any) -> None:
+    x = RNG.random((3, 4))
+    found = value_of(lambda x: po.concatenate([x, 2 * x], axis=1)[:, begin(x) :], x)
+    assert_array_equal(found, np.concatenate([x, 2 * x], axis=1)[:, begin(x) :])
+
+
 def test_an_array_of_rank_0_is_a_tensor_without_annotation_too() -> None:
     x = np.array(5.0)
     for expression, wanted in (
