@@ -3,7 +3,8 @@
 Read off the access relations alone. An operand that does not know the rows is loaded once for all of them, one that
 does not know the lanes is broadcast, and one that knows both is loaded anew for every vector of the tile. The tile
 that does most multiply-adds per cycle wins: a cycle has two of them and two loads, a chain of additions waits for
-the one before it, and the last tiles of an axis, with the rows and vectors that are left, take their own time. Sources:
+the one before it, and the last tiles of an axis, with the rows and vectors that are left, take their own time; of an
+operand from behind the second cache whole rows come faster than pieces of them. Sources:
 [BLIS15], section 3, for tiles out of operand reuse; windows, batches and sums over several axes need nothing more.
 """
 
@@ -33,6 +34,12 @@ LOOP = 0.5
 FAR = 0.3
 """Cycles that a cache line takes longer than one in the first cache: vectors come from the second as a rule."""
 
+UNFORESEEN = 20.0
+"""Cycles until a row from behind the second cache arrives, where a tile takes a piece of it and goes on to the next:
+for each piece, since no prefetcher foresees it (measured on AVX-512, of batches of 64 x 64 and of 64 x 8192)."""
+
+PAGE_BYTES = 4096
+
 START = 8.0
 """Cycles to begin and end a tile's sum, besides those for each accumulator: a branch that is not foreseen."""
 
@@ -58,6 +65,7 @@ class RegisterTile:
     columns:  points along `lanes`, whole vectors of them
     loads:    per multiply-add
     speed:    share of the processor's multiply-adds that the tile reaches at best, edges included
+    is_whole: the tile takes whole rows of an operand that comes from behind the second cache
     """
 
     rows: str | None
@@ -66,6 +74,7 @@ class RegisterTile:
     columns: int
     loads: float
     speed: float
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,8 @@ def choose(
             _operand(access.read.subscripts, axis, lanes, packed=number in packed)
             for number, access in enumerate(statement.reads)
         ]
+        read = [number for number, o in enumerate(operands) if o.by_lane and not o.by_row and number not in packed]
+        once, again = _far_rows(statement, roles, extents, target, read, (axis, lanes))
         most = MOST_ROWS if axis is None and streams(statement, extents, lanes) else MOST_VECTORS
         for rows_held, vectors in _tiles(registers, operands, width, height, length, most):
             cuts = (blocks.get(lanes), vectors * width, width), (blocks.get(axis or ""), rows_held, 1)
@@ -119,10 +130,12 @@ def choose(
                 continue
             loads = sum(operand.loads(rows_held, vectors) for operand in operands) / (rows_held * vectors)
             cycles = _cycles(operands, (height, rows_held), (-(-length // width), vectors), depth, far)
+            pieces, passes = -(-length // (vectors * width)), -(-height // rows_held)
+            waits = UNFORESEEN * pieces * (once + again * passes)
             speed = height * length / width * depth / 2 / cycles
-            tile = RegisterTile(axis, lanes, rows_held, vectors * width, loads, speed)
+            tile = RegisterTile(axis, lanes, rows_held, vectors * width, loads, speed, waits > 0 and pieces == 1)
             edges = bool(height % rows_held) + bool(-(-length // width) % vectors)
-            merits[tile] = speed * (1 - EDGE * edges)
+            merits[tile] = speed * cycles / (cycles + waits) * (1 - EDGE * edges)
     assert merits, "a tile of one vector always fits"
     ranked = sorted(merits, key=lambda tile: merits[tile])[::-1]  # of equal ones the inner axis
     return picks.choose(
@@ -131,6 +144,33 @@ def choose(
         lambda: ranked,
         lambda tile: f"{tile.height} {tile.rows or '-'} x {tile.columns}",
     )
+
+
+def _far_rows(
+    statement: Statement,
+    roles: Roles,
+    extents: Extents,
+    target: Target,
+    reads: Sequence[int],
+    tile: tuple[str | None, str],
+) -> tuple[float, float]:
+    """Rows that tiles along the lanes take pieces of, of operands that come from behind the second cache: those that
+    stay there for the tiles of other rows, and those that do not, as each starts a page and so falls into few sets.
+
+    reads: numbers of the operands; tile: the axes of its rows and lanes
+    """
+    shape = roles.by_statement[statement.name]
+    rows = {False: 0.0, True: 0.0}
+    for number in reads:
+        read = statement.reads[number].read
+        known, array = _axes_alone(read.subscripts), roles.arrays[read.tensor]
+        points = math.prod(extents.axis(statement.name, name) for name in known)
+        if len(known) == len(read.subscripts) and 2 * points * array.dtype.itemsize > target.l2_bytes:
+            depth = math.prod(extents.axis(statement.name, name) for name in known & {*shape.reduced})
+            reuse = math.prod(extents.axis(statement.name, name) for name in {*shape.free} - known - {*tile})
+            row = array.shape[-1]
+            rows[row.is_constant and row.constant * array.dtype.itemsize % PAGE_BYTES == 0] += depth / reuse
+    return rows[False], rows[True]
 
 
 def streams(statement: Statement, extents: Extents, lanes: str, *, but_steady: bool = False) -> bool:

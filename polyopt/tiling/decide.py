@@ -197,6 +197,8 @@ class _Planner:
         reason = f"{shape} accumulators stay in registers over the reduction, {tile.loads:.2f} loads per multiply-add"
         if rows:
             reason += f"; {f'columns of {tile.lanes}' if first else f'rows of {tile.rows}'} pass by first"
+        if tile.is_whole:
+            reason += "; rows from behind the second cache are read whole"
         group = self.group(body, update.name)
         return NestPlan(names, order, sizes, rows.name if rows else None, vector.name, reason, group=group)
 

@@ -25,7 +25,7 @@ from polyopt.poly.roles import AxisRoles, Roles
 from polyopt.poly.scop import Scop, Statement
 from polyopt.target import Target
 from polyopt.tiling import produced
-from polyopt.tiling.contraction import RegisterTile, choose, is_contiguous, lanes_of, rows_along
+from polyopt.tiling.contraction import PAGE_BYTES, RegisterTile, choose, is_contiguous, lanes_of, rows_along
 from polyopt.tiling.cost import moves
 from polyopt.tiling.evenness import evenness
 from polyopt.tiling.extents import Extents
@@ -39,8 +39,6 @@ COPY = 12.0
 CROWDED, PAGED = 0.5, 4.0
 """Cycles that a cache line takes longer each time that a tile reads it where its rows fall into few sets of the first
 cache, and where each row starts a page (measured on AVX-512 with 48 KiB and 2 MiB, the second cache holding all)."""
-
-PAGE_BYTES = 4096
 
 BLOCK_COLUMNS = (64, 80, 96, 112, 128)
 """Columns of a block, about: enough to reuse a row of the other operand that often from the first cache."""

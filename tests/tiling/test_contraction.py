@@ -19,8 +19,8 @@ from tests.golden.test_golden import MACHINE
 from tests.poly.operators import product
 
 AVX512 = replace(MACHINE, name="avx512", vector_bits=512, vector_registers=32)
-H, W, C, F, R, S = po.sizes("H W C F R S")
-h, w, c, f, r, s = po.indices("h w c f r s")
+H, W, C, F, R, S, B, M, N, K = po.sizes("H W C F R S B M N K")
+h, w, c, f, r, s, b, i, j, k = po.indices("h w c f r s b i j k")
 
 
 @po.op
@@ -28,6 +28,13 @@ def channels_first(x: f32[C, H, W], weights: f32[F, C, R, S]):
     y = po.tensor("y")
     y[f, h, w] += x[c, h + r, w + s] * weights[f, c, r, s]
     return y
+
+
+@po.op
+def batched(x: f32[B, M, K], y: f32[B, K, N]):
+    z = po.tensor("z")
+    z[b, i, j] += x[b, i, k] * y[b, k, j]
+    return z
 
 
 def tile_of(
@@ -54,6 +61,15 @@ def test_a_tile_fits_the_register_file_and_the_operands(target: Target, m: int, 
 def test_a_large_product_loads_less_than_once_per_multiply_add(target: Target) -> None:
     tile = tile_of(product, "j", target, M=512, N=512, K=512)
     assert tile.rows == "i" and tile.loads < 0.75 and tile.speed > 0.85
+
+
+def test_tiles_of_operands_from_behind_the_second_cache_take_whole_rows() -> None:
+    """Each batch of y is read for the first time as the tiles of its first rows run."""
+    machine = replace(AVX512, l2_bytes=1 << 21)
+    assert tile_of(batched, "j", machine, B=4, M=64, N=64, K=64).columns == 32
+    assert tile_of(batched, "j", machine, B=128, M=64, N=64, K=64).columns == 64
+    assert tile_of(product, "j", machine, M=8, N=1024, K=1024).height == 8  # rows of pages would be read again
+    assert tile_of(product, "j", machine, M=513, N=513, K=513).columns == 32  # too few rows are far to matter
 
 
 @pytest.mark.parametrize("target", [MACHINE, AVX512], ids=lambda target: target.name)
