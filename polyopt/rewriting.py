@@ -15,7 +15,20 @@ from polyopt import dots, picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine
-from polyopt.fusion import cascade, factors, joined, lift, margins, nested, offsets, running, shared, short_sums, turned
+from polyopt.fusion import (
+    cascade,
+    factors,
+    joined,
+    lift,
+    margins,
+    nested,
+    offsets,
+    partials,
+    running,
+    shared,
+    short_sums,
+    turned,
+)
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion import rewrite as rewrites
 from polyopt.fusion.columns import Unfolded, unfold
@@ -61,7 +74,7 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     side = _turned(unfolded.program, options)
     together = _joined(side.program, options)
     notes = (*map(str, short), *chained.notes, *wide.notes, *unfolded.notes, *side.notes, *together.notes)
-    return _in_one_pass(together.program, options, notes) or _once(together.program, options, notes)
+    return _in_one_pass(together.program, options, notes) or _in_parts(together.program, options, notes)
 
 
 def _nested(program: ir.Program, options: Options) -> nested.Nested:
@@ -119,6 +132,14 @@ def _in_one_pass(plain: ir.Program, options: Options, notes: tuple[str, ...]) ->
         else:
             _LOG.warning("%s: not in one pass, its parts need loops of their own: %s", program.name, plan)
     return found
+
+
+def _in_parts(program: ir.Program, options: Options, notes: tuple[str, ...]) -> Rewritten:
+    """Long sums with few results as partial sums, where the order of terms is free. A GPU splits none."""
+    if options.is_on_gpu or options.is_strict:
+        return _once(program, options, notes)
+    plan = partials.decide(program, options.target)
+    return _once(partials.apply(program, plan), options, (*notes, *map(str, plan)))
 
 
 def _once(program: ir.Program, options: Options, notes: tuple[str, ...]) -> Rewritten:

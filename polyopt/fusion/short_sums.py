@@ -68,7 +68,7 @@ def apply(program: ir.Program, plan: Sequence[ShortSum]) -> ir.Program:
 def _in_equation(program: ir.Program, equation: ir.Equation) -> Iterator[ShortSum]:
     nodes = {node: None for node in ir.walk(equation.value) if isinstance(node, ir.Reduce)}
     if equation.is_accumulation:
-        if not nodes and _is_whole(program, equation):
+        if not nodes and is_whole_sum(program, equation):
             reducer = equation.reducer
             assert reducer is not None, "an accumulation has a reducer"
             yield from _short(equation, None, reducer, equation.value, equation.axes, equation.reduce_axes)
@@ -82,7 +82,7 @@ def _in_equation(program: ir.Program, equation: ir.Equation) -> Iterator[ShortSu
                     yield found
 
 
-def _is_whole(program: ir.Program, equation: ir.Equation) -> bool:
+def is_whole_sum(program: ir.Program, equation: ir.Equation) -> bool:
     """Whether an accumulation is all there is of its tensor, element by element."""
     tensor = program.tensor(equation.tensor)
     return (
@@ -113,7 +113,7 @@ def _short(
     long = tuple(a.name for a in free if length(a) != 1)
     reads = list(ir.reads(body))
     used = [_axes(read) for read in reads]
-    if not set(long) <= frozenset().union(*used) or _is_contraction(used, frozenset(long)):
+    if not set(long) <= frozenset().union(*used) or is_contraction(used, frozenset(long)):
         return  # it is computed once for many elements, or its operands are kept in registers
     suited = [a.name for a in free if (length(a) or FEWEST_LANES) >= FEWEST_LANES and _suits(reads, a.name)]
     if suited:
@@ -142,7 +142,7 @@ def _axes_of_data(subscript: ir.DataIndex) -> frozenset[str]:
     return frozenset().union(*(_axes(read) for read in ir.reads(subscript.value)))
 
 
-def _is_contraction(used: Sequence[frozenset[str]], free: frozenset[str]) -> bool:
+def is_contraction(used: Sequence[frozenset[str]], free: frozenset[str]) -> bool:
     """Whether two reads are each the same along a free axis that the other depends on."""
     reuse = [free - axes for axes in used]
     return any((one - other) and (other - one) for n, one in enumerate(reuse) for other in reuse[n + 1 :])

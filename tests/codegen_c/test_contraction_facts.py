@@ -225,9 +225,9 @@ def test_triangles_of_every_remainder_give_the_reference(size: int) -> None:
 @pytest.mark.parametrize("columns", [70, 97, 111])
 def test_lanes_past_the_last_column_write_nothing(columns: int) -> None:
     numbers = np.random.default_rng(columns)
-    x, y = (numbers.integers(-3, 4, shape).astype(np.float32) for shape in ((40, 9000), (9000, columns)))
+    x, y = (numbers.integers(-3, 4, shape).astype(np.float32) for shape in ((400, 9000), (9000, columns)))
     assert "y_packed" in str(product.lower(x, y).loops)
-    around = np.full((40, columns + 8), 7, np.float32)
+    around = np.full((400, columns + 8), 7, np.float32)
     out = around[:, :columns]
     product(x, y, out=out)
     np.testing.assert_array_equal(out, x @ y)
@@ -257,7 +257,7 @@ def test_a_sum_begins_and_ends_in_registers(target: str, n: int) -> None:
 
 def test_lanes_past_the_last_column_are_not_summed() -> None:
     """They would read what lies in the workspace: sums of denormal numbers take twenty times as long."""
-    program = product.lower(M=40, N=70, K=20000, target=preset("avx512"))
+    program = product.lower(M=400, N=70, K=20000, target=preset("avx512"))
     assert "y_packed" in str(program.loops)
     unmasked = [inner for inner in inner_loops(program.source("asm")) if inner.partial == 0]
     assert len(unmasked) < len(list(inner_loops(program.source("asm"))))
