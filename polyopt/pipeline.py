@@ -100,6 +100,7 @@ class Copies:
 
     result: the scop with these statements in it
     groups: of the statements that dot instructions compute, or copy for
+    shared: loops that contractions and their copies run in together
     """
 
     windows: attach.AttachPlan
@@ -107,6 +108,7 @@ class Copies:
     result: attach.Attached
     products: dots.DotPlan = dots.DotPlan()
     groups: Mapping[str, copies.Grouped] = field(default_factory=dict)
+    shared: Mapping[str, tuple[tuple[str, Affine], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,7 +182,8 @@ class Lowering:
             if panels.packings and not picks.choose("pack operands", True, lambda: (True, False)):
                 panels, products = pack.PackPlan(), dots.DotPlan()
             packed = dots.apply(scop, copies.apply(scop, dependences, panels), products)
-            return Copies(windows, panels, attach.Attached(packed.scop, packed.rows), products, packed.groups)
+            attached = attach.Attached(packed.scop, packed.rows)
+            return Copies(windows, panels, attached, products, packed.groups, packed.shared)
 
     def _windows(self, scop: Scop, dependences: Dependences) -> attach.AttachPlan:
         l2_bytes, half = self.options.target.l2_bytes, 2
@@ -254,7 +257,7 @@ class Lowering:
         """Which statements share which loops, and why."""
         try:
             with self._bounded("choose the loops"):
-                rows, shared = self._copies.result.rows, self._rewritten.rows
+                rows, shared = self._copies.result.rows, {**self._rewritten.rows, **self._copies.shared}
                 plan = fusion_decide.decide(self.scop, self.dependences, rows, shared, merge=not self.given_up)
         except DefinitionError:
             self._refuse_cycles()

@@ -13,7 +13,7 @@ from dataclasses import field
 
 from polyopt import picks
 from polyopt.classes import dataclass
-from polyopt.dsl.affine import Affine, axis
+from polyopt.dsl.affine import Affine, axes_of, axis
 from polyopt.fusion.plan import Decision, FusionPlan
 from polyopt.poly import graph, isl_schedule
 from polyopt.poly.dependence import Dependence, Dependences
@@ -41,7 +41,8 @@ def decide(
 
     tile_rows:   names and rows of loops that come before a statement's other axes: over tiles (see `attach`), or over
                  axes that are to be scanned first
-    shared_rows: names and rows of loops that statements share before all others, outermost first (see `cascade`)
+    shared_rows: names and rows of loops that statements share before all others, outermost first (see `cascade`,
+                 and `tiling.copies`)
     merge:       whether components of mutual dependence may share loops with others; without it, they run one after
                  the other in the order of their dependences, which takes few tests
 
@@ -346,7 +347,7 @@ class _Fuser:
         inner = _within(group.statements, dependences)
         left = self.tester.left(inner, rows)
         rest = {name: tuple(a for a in remaining[name] if a != spent[name]) for name in group.statements}
-        reduction = any(a in self.roles.by_statement[name].reduced for name, a in spent.items())
+        reduction = any(axes_of(row) & set(self.roles.by_statement[name].reduced) for name, row in rows.items())
         reduction = reduction or any(self.meets_itself(name) for name in group.statements)
         coincident = not group.recurrent and not (reduction and self.carries_reduction(group, rows))
         body = self.block(group.statements, left, rest, inside_parallel=inside_parallel or coincident)

@@ -49,21 +49,30 @@ class Packed:
 
     rows:   names and rows of the loops over blocks that come before a statement's own
     groups: of the contractions and copies that have any
+    shared: names and rows of loops that a contraction, its start and its copy run in together, before all others
     """
 
     scop: Scop
     rows: Mapping[str, tuple[tuple[str, Affine], ...]]
     groups: Mapping[str, Grouped] = field(default_factory=dict)
+    shared: Mapping[str, tuple[tuple[str, Affine], ...]] = field(default_factory=dict)
 
 
 def apply(scop: Scop, dependences: Dependences, plan: PackPlan) -> Packed:
     """The scop with a copy statement for each packing, and block rows for all that shares the loop over blocks."""
     rows: dict[str, tuple[tuple[str, Affine], ...]] = {}
     groups: dict[str, Grouped] = {}
+    shared: dict[str, tuple[tuple[str, Affine], ...]] = {}
     for packing in plan.packings:
         if packing.is_computed:
             scop, blocks_of = _computed(scop, dependences, packing)
             rows |= blocks_of
+            continue
+        if packing.terms is not None:
+            copy = _Copy.of(scop, packing)
+            shared |= _by_terms(copy, {name for of in shared.values() for name, _ in of})
+            rows[copy.name] = tuple((name, axis(name)) for name in copy.scanned)
+            scop = copy.applied()
             continue
         tile = _fresh_axis(f"{packing.axis}_tile", scop.statement(packing.update))
         sharing: Mapping[str, str] = {}
@@ -76,7 +85,23 @@ def apply(scop: Scop, dependences: Dependences, plan: PackPlan) -> Packed:
         first = ((tile, axis(packing.axis) // packing.block),) if blocks else ()
         rows |= {**blocks, copy.name: (*first, *((name, axis(name)) for name in copy.scanned))}
         groups |= copy.groups
-    return Packed(scop, rows, groups)
+    return Packed(scop, rows, groups, shared)
+
+
+def _by_terms(copy: _Copy, taken: set[str]) -> dict[str, tuple[tuple[str, Affine], ...]]:
+    """The loops over blocks of columns and of terms, which must run in this order around the contraction and its copy;
+    its start is in those over columns.
+
+    taken: names of loops
+    """
+    packing, update = copy.packing, copy.update
+    assert packing.terms is not None, "terms are copied a block at a time"
+    summed, terms = packing.terms
+    (start,) = (s.name for s in copy.scop.writers(update.array) if s is not update)
+    columns, over_terms = (unused(f"{name}_tile", {*update.axes, *taken}) for name in (packing.axis, summed))
+    outer = ((columns, axis(packing.axis) // packing.block),) if packing.block else ()
+    both = (*outer, (over_terms, axis(summed) // terms))
+    return {update.name: both, copy.name: both} | ({start: outer} if outer else {})
 
 
 def _computed(

@@ -189,7 +189,7 @@ class _Finder:
         if not chooser.cut_along(read, tile.lanes):
             yield Packing(update.name, lanes, "", 0, 0, read.tensor, 0, reason, dtype, group)
             return
-        block = chooser.block(read, tile)
+        block = chooser.block(read, tile, chooser.depth(read))
         block = self.block(block, read, tile, dtype) if block else 0
         panel = chooser.panel_bytes(read, tile.columns)
         yield Packing(update.name, lanes, tile.lanes, tile.columns, block, read.tensor, panel, reason, dtype, group)

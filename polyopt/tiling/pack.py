@@ -49,6 +49,9 @@ LEAST_BLOCKS = 4
 WAYS = 8
 """Associativity of the first cache, as on most processors."""
 
+LINE_TERMS = 16
+"""Terms that are copied at once come in multiples of these: rows of the other operand go on where a line begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -79,6 +82,8 @@ class Packing:
     block:  points of the axis that are copied at once; 0 for all panels, ahead of the contraction
     dtype:  of the copy: that which the contraction converts the operand to, if it does
     group:  what one instruction takes; its elements are neighbours in the copy
+    terms:  an axis that is summed over, and how many of its points are copied at once, after which a block of results
+            waits for the next ones; None for all of them
     panel_bytes: size of one panel
     reason: why where it lies is not good enough
     is_computed: what computes the operand computes the block; nothing is copied
@@ -94,6 +99,7 @@ class Packing:
     reason: str
     dtype: DType | None = None
     group: Group | None = None
+    terms: tuple[str, int] | None = None
     is_computed: bool = False
 
     def __str__(self) -> str:
@@ -104,7 +110,11 @@ class Packing:
             )
         if not self.axis:
             return f"{self.array} copied for {self.update}, all of it ahead: {self.reason}"
-        when = f"{self.block} columns at a time" if self.block else "all of it ahead"
+        columns = f"{self.block} columns" if self.block else "all columns"
+        when = f"{columns} at a time" if self.block else "all of it ahead"
+        if self.terms is not None:
+            name, points = self.terms
+            when = f"{columns} and {points} terms along {name} at a time, since a block of all terms outgrows the cache"
         return (
             f"{self.array} packed for {self.update} in panels of {self.points} along {self.axis} "
             f"({self.panel_bytes} bytes each), {when}: {self.reason}"
@@ -226,14 +236,35 @@ class Chooser:
             reason = "its rows would not stay in the first cache"
         if not reason:
             return None
-        block = self.block(read, tile)
-        return Packing(self.update.name, number, tile.lanes, tile.columns, block, read.tensor, panel_bytes, reason)
+        terms = self.terms(read, tile)
+        depth = self.depth(read) if terms is None else terms[1]
+        block, panel_bytes = self.block(read, tile, depth), panel_bytes // self.depth(read) * depth
+        return Packing(
+            self.update.name, number, tile.lanes, tile.columns, block, read.tensor, panel_bytes, reason, terms=terms
+        )
 
-    def block(self, read: ir.Read, tile: RegisterTile) -> int:
-        """Columns to copy at once, of a block that half the second cache holds; 0 for all of them, ahead."""
+    def terms(self, read: ir.Read, tile: RegisterTile) -> tuple[str, int] | None:
+        """The axis of a sum so long that half the second cache does not hold its narrowest block, and as many terms as
+        let a quarter hold the widest one. Source: [GotoBLAS08], section 4."""
+        narrowest, widest = (self.panel_bytes(read, columns) for columns in (BLOCK_COLUMNS[0], BLOCK_COLUMNS[-1]))
+        if 2 * narrowest <= self.target.l2_bytes or self.batched(read, tile.lanes):
+            return None
+        shape = self.roles.by_statement[self.update.name]
+        summed = [name for name in shape.reduced if self.extents.axis(self.update.name, name) > 1]
+        others = {s.name for s in self.extents.scop.writers(self.update.array)} - {self.update.name}
+        is_alone = len(summed) == 1 and axis(summed[0]) in read.subscripts and len(others) == 1
+        question = f"a block of terms of {self.update.name} at a time"
+        if not is_alone or not picks.choose(question, True, lambda: (True, False)):
+            return None
+        length = self.depth(read)
+        pieces = -(-4 * widest // self.target.l2_bytes)
+        return summed[0], -(-length // (pieces * LINE_TERMS)) * LINE_TERMS
+
+    def block(self, read: ir.Read, tile: RegisterTile, depth: int) -> int:
+        """Columns to copy at once, of a block of so many terms that half the second cache holds; 0 for all of them."""
         if self.batched(read, tile.lanes):
             return 0
-        fitting = self.target.l2_bytes // 2 // max(1, self.panel_bytes(read, 1))
+        fitting = self.target.l2_bytes // 2 // max(1, self.panel_bytes(read, 1) // self.depth(read) * depth)
         width = lanes_of(self.update, self.roles, self.target)
         return block_of(self.extents.axis(self.update.name, tile.lanes), tile.columns, width, fitting)
 

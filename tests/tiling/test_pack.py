@@ -52,12 +52,13 @@ def test_packed_panels_give_the_reference(m: int, n: int, depth: int) -> None:
     assert packing.array == "w"
     found = copies.apply(scop, dependences, plan)
     after = dependence.compute(found.scop)
-    tree = numbered(decide.decide(found.scop, after, found.rows).tree)
+    tree = numbered(decide.decide(found.scop, after, found.rows, found.shared).tree)
     storage = running.proved(found.scop, after, tree)
     copy = storage.of("w_packed")
     assert copy is not None
     if packing.block:
-        assert copy.scope == ("j_tile",) and copy.extent[0].constant == packing.block // packing.points
+        around = ("j_tile",) if packing.terms is None else ("j_tile", "k_tile")
+        assert copy.scope == around and copy.extent[0].constant == packing.block // packing.points
     loops = running.loop_program(lowering.rewritten, found.scop, tree, storage)
     numbers = np.random.default_rng(0)
     x, w, b = (numbers.integers(-3, 4, shape).astype(np.float32) for shape in ((m, depth), (depth, n), (n,)))
@@ -87,7 +88,7 @@ def test_a_copy_holds_what_its_panels_read() -> None:
 def test_an_epilogue_shares_the_blocks_of_its_contraction() -> None:
     scop = scop_of(linear_relu, M=40, N=512, K=64)
     dependences = dependence.compute(scop)
-    found = copies.apply(scop, dependences, pack.decide(scop, dependences, TINY))
+    found = copies.apply(scop, dependences, pack.decide(scop, dependences, replace(TINY, l2_bytes=1 << 16)))
     assert set(found.rows) == {"y_init", "y_update", "out", "w_packed"}
     assert {rows[0][0] for rows in found.rows.values()} == {"j_tile"}
 
