@@ -79,7 +79,9 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
 
 def _nested(program: ir.Program, options: Options) -> nested.Nested:
     """Products of several factors as sums inside sums. A GPU has one kernel for each equation."""
-    return nested.Nested(program) if options.is_on_gpu or options.is_strict else nested.nest(program)
+    if options.is_on_gpu or options.is_strict:
+        return nested.Nested(program)
+    return nested.nest(program, reorder=options.numerics == "fast")
 
 
 def _widened(program: ir.Program, options: Options) -> margins.Widened:

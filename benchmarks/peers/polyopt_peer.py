@@ -89,9 +89,7 @@ def depthwise(x: f32[B, C, H, H], g: f32[C, R, R]):
 
 @po.op
 def mttkrp(t: f32[M, N, K], x: f32[N, R], y: f32[K, R]):
-    z = po.tensor("z")
-    z[i, r] += t[i, j, k] * x[j, r] * y[k, r]
-    return z
+    return po.einsum("ijk,jr,kr->ir", t, x, y)
 
 
 @po.op
@@ -105,9 +103,7 @@ def ttm(t: f32[N, N, N], x: f32[N, R], y: f32[N, R], z: f32[N, R]):
 
 @po.op
 def bilinear(x: f32[B, N], g: f32[O, N, N], z: f32[B, N]):
-    y = po.tensor("y")
-    y[b, o] += x[b, i] * g[o, i, j] * z[b, j]
-    return y
+    return po.einsum("bi,oij,bj->bo", x, g, z)
 
 
 @po.op

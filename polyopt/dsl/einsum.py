@@ -161,7 +161,7 @@ def _rank(operand: object) -> int:
 
 
 def contract(contraction: Contraction, tensors: Sequence[Handle], dtype: DType | None = None) -> Handle:
-    """One equation: the product of the operands' elements, summed over the labels that the output lacks.
+    """One equation: the product of the operands' elements, summed over the labels that the output lacks, in any order.
 
     A dimension of extent 1 is repeated where another operand is longer. Raises `ShapeError` where extents of one
     label are different numbers.
@@ -176,9 +176,8 @@ def contract(contraction: Contraction, tensors: Sequence[Handle], dtype: DType |
         value = Call("mul", (value, element if dtype is None else Convert(element, dtype)))
     state = tensors[0].state
     result = state.new_tensor("einsum", rank=len(contraction.output), dtype=dtype)
-    state.define(
-        result, tuple(indices[label] for label in contraction.output), value, "sum" if contraction.summed else "define"
-    )
+    subscripts = tuple(indices[label] for label in contraction.output)
+    state.define(result, subscripts, value, "sum" if contraction.summed else "define", is_contraction=True)
     return result
 
 

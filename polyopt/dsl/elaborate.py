@@ -307,7 +307,7 @@ def _equation(definition: Definition, types: Mapping[Handle, DType], reserved: f
     else:
         node = _added(build, value, scope, types[tensor])
         neutral = constant(int(definition.kind == "prod"), node.dtype, definition.span)
-        reducer = ir.Reducer(definition.kind, node.dtype, neutral)
+        reducer = ir.Reducer(definition.kind, node.dtype, neutral, is_contraction=definition.is_contraction)
     _check_count(node, definition)
     return ir.Equation(
         name=tensor.name,

@@ -140,12 +140,14 @@ class Reducer:
     name:     "sum", "prod", "max", "min", "any", "all" or "custom"
     combine:  for "custom": an expression over `Var("a")` (running value) and `Var("b")`
     neutral:  the start value; None for a max or min without `init=` (then every domain must be non-empty)
+    is_contraction: a sum whose factors the user left to be multiplied and summed in any order, as `po.einsum` does
     """
 
     name: Literal["sum", "prod", "max", "min", "any", "all", "custom"]
     dtype: DType
     neutral: Const | None
     combine: Combine | None = None
+    is_contraction: bool = False
 
 
 @dataclass(frozen=True, slots=True)

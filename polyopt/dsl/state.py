@@ -63,6 +63,7 @@ class Definition:
     kind:     "define", "sum" (`+=`) or "prod" (`*=`)
     sizes:    what the names of sizes mean in the op that wrote it
     is_whole: written by the library for whole-tensor arithmetic, where extents must agree
+    is_contraction: a sum of products whose order is free
     """
 
     tensor: Handle
@@ -72,6 +73,7 @@ class Definition:
     sizes: Mapping[str, Affine]
     span: Span | None
     is_whole: bool = True
+    is_contraction: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -117,10 +119,12 @@ class State:
         span: Span | None = None,
         *,
         is_whole: bool = True,
+        is_contraction: bool = False,
     ) -> None:
         """Records an equation. Raises `DefinitionError` for an input and for a wrong number of subscripts.
 
-        is_whole: False for an equation that the user wrote, index by index
+        is_whole:       False for an equation that the user wrote, index by index
+        is_contraction: a sum of products whose order is free
         """
         span = span or user_span()
         if tensor.role == "input":
@@ -134,7 +138,7 @@ class State:
         if tensor.rank is None:
             tensor.rank = len(subscripts)
         check_rank(tensor, len(subscripts), span)
-        self.definitions.append(Definition(tensor, subscripts, value, kind, self.sizes, span, is_whole))
+        self.definitions.append(Definition(tensor, subscripts, value, kind, self.sizes, span, is_whole, is_contraction))
 
 
 def check_rank(tensor: Handle, count: int, span: Span | None) -> None:

@@ -5,8 +5,9 @@ sum over k alone, `u[i, j, r] += t[i, j, k] * y[k, r]`, is a product of matrices
 `z[i, r] += u[i, j, r] * x[j, r]`, has a k-th of the terms. A bilinear form, a tensor times a matrix along each of its
 dimensions, any chain of factors is nested in the order that multiplies least, the temporaries counted.
 
-The terms are added in another order and multiplied by sums instead of one by one, as `po.einsum` does: an identity in
-exact arithmetic, and for integers, which wrap. Not for strict numerics.
+Sums are multiplied where each term was. For integers, which wrap, that is exact. Floats may overflow on another way,
+and an infinity among the factors may give an infinity where its terms one by one give NaN: so an equation stays as it
+is written, unless its numerics are "fast" or it is an einsum, which leaves the order free. Not for strict numerics.
 """
 
 from __future__ import annotations
@@ -85,9 +86,12 @@ class _Step:
         return 2 * bool(last & _names(self.inner.kept)) + bool(last & _names(self.inner.summed))
 
 
-def nest(program: ir.Program) -> Nested:
-    """The program whose sums of products are nested where that multiplies less. Static sizes only."""
-    nester = _Nester(program, {t.name for t in program.tensors} | {e.name for e in program.equations})
+def nest(program: ir.Program, *, reorder: bool) -> Nested:
+    """The program whose sums of products are nested where that multiplies less. Static sizes only.
+
+    reorder: whether products of floats may be summed in any order although no einsum says so
+    """
+    nester = _Nester(program, reorder, {t.name for t in program.tensors} | {e.name for e in program.equations})
     equations = tuple(one for equation in program.equations for one in nester.nested(equation))
     if not nester.notes:
         return Nested(program)
@@ -101,6 +105,7 @@ class _Nester:
     """Rewrites one equation after the other. inner: the sums that the equation at hand needs"""
 
     program: ir.Program
+    reorder: bool
     taken: set[str]
     tensors: list[ir.Tensor] = field(default_factory=list)
     inner: list[ir.Equation] = field(default_factory=list)
@@ -156,6 +161,8 @@ class _Nester:
         """What to sum first; None where nothing is worth it."""
         axes = (*kept, *summed)
         if reducer.name != "sum" or len(summed) < 2 or not all(length(a) and _starts_at_zero(a) for a in axes):
+            return None
+        if not (self.reorder or reducer.is_contraction or reducer.dtype.is_integer):
             return None
         factors = tuple(_factors(value, reducer.dtype))
         if not 2 <= len(factors) <= MOST_FACTORS or any(isinstance(n, ir.Reduce) for n in ir.walk(value)):

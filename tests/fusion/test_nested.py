@@ -16,8 +16,15 @@ I, J, K, R, B, O, N, V = po.sizes("I J K R B O N V")
 i, j, k, r, b, o, a, c, d = po.indices("i j k r b o a c d")
 
 
-@po.op
+@po.op(numerics="fast")
 def khatri_rao(t: f32[I, J, K], x: f32[J, R], y: f32[K, R]):
+    z = po.tensor("z")
+    z[i, r] += t[i, j, k] * x[j, r] * y[k, r]
+    return z
+
+
+@po.op
+def khatri_rao_as_written(t: f32[I, J, K], x: f32[J, R], y: f32[K, R]):
     z = po.tensor("z")
     z[i, r] += t[i, j, k] * x[j, r] * y[k, r]
     return z
@@ -25,12 +32,10 @@ def khatri_rao(t: f32[I, J, K], x: f32[J, R], y: f32[K, R]):
 
 @po.op(numerics="strict")
 def khatri_rao_in_order(t: f32[I, J, K], x: f32[J, R], y: f32[K, R]):
-    z = po.tensor("z")
-    z[i, r] += t[i, j, k] * x[j, r] * y[k, r]
-    return z
+    return po.einsum("ijk,jr,kr->ir", t, x, y)
 
 
-@po.op(dynamic=["I"])
+@po.op(dynamic=["I"], numerics="fast")
 def khatri_rao_of_any_size(t: f32[I, J, K], x: f32[J, R], y: f32[K, R]):
     z = po.tensor("z")
     z[i, r] += t[i, j, k] * x[j, r] * y[k, r]
@@ -39,12 +44,19 @@ def khatri_rao_of_any_size(t: f32[I, J, K], x: f32[J, R], y: f32[K, R]):
 
 @po.op
 def bilinear(x: f32[B, N], g: f32[O, N, N], z: f32[B, N], bias: f32[O]):
+    y, formed = po.tensor("y"), po.einsum("bi,oij,bj->bo", x, g, z)
+    y[b, o] = po.tanh(formed[b, o] + bias[o])
+    return y
+
+
+@po.op(numerics="fast")
+def activated(x: f32[B, N], g: f32[O, N, N], z: f32[B, N], bias: f32[O]):
     y = po.tensor("y")
     y[b, o] = po.tanh(po.sum(x[b, i] * g[o, i, j] * z[b, j], (i, j)) + bias[o])
     return y
 
 
-@po.op
+@po.op(numerics="fast")
 def narrow(x: bf16[B, N], g: bf16[O, N, N], z: bf16[B, N]):
     y = po.tensor("y")
     y[b, o] += x[b, i] * g[o, i, j] * z[b, j]
@@ -59,28 +71,28 @@ def whole_numbers(x: i32[B, N], g: i32[O, N, N], z: i32[B, N]):
     return y
 
 
-@po.op
+@po.op(numerics="fast")
 def all_modes(t: f32[I, J, K], x: f32[I, R], y: f32[J, R], z: f32[K, R]):
     core = po.tensor("core")
     core[a, b, c] += t[i, j, k] * x[i, a] * y[j, b] * z[k, c]
     return core
 
 
-@po.op
+@po.op(numerics="fast")
 def looked_up(t: f32[I, J, K], x: f32[V, R], y: f32[K, R], ids: i32[J]):
     z = po.tensor("z")
     z[i, r] += t[i, j, k] * x[ids[j], r] * y[k, r]
     return z
 
 
-@po.op
+@po.op(numerics="fast")
 def guarded(t: f32[I, J, K], x: f32[J, R], y: f32[K, R]):
     z = po.tensor("z")
     z[i, r] += po.when(j <= i, t[i, j, k] * x[j, r] * y[k, r])
     return z
 
 
-@po.op
+@po.op(numerics="fast")
 def product(x: f32[I, K], y: f32[K, J]):
     z = po.tensor("z")
     z[i, j] += x[i, k] * y[k, j]
@@ -104,7 +116,8 @@ def test_the_sum_that_multiplies_least_comes_first_and_lies_as_lanes_take_it() -
     assert temporaries(khatri_rao, I=20, J=30, K=40, R=24) == {"z_inner": (20, 30, 24)}
     report = str(khatri_rao.lower(I=20, J=30, K=40, R=24).report())
     assert "z_inner[i, j, r] is summed over k before z is over j" in report
-    assert temporaries(bilinear, B=12, N=30, O=20) == {"y_inner": (20, 12, 30)}
+    assert temporaries(bilinear, B=12, N=30, O=20) == {"einsum_inner": (20, 12, 30)}
+    assert temporaries(activated, B=12, N=30, O=20) == {"y_inner": (20, 12, 30)}
     first, last = temporaries(all_modes, I=24, J=25, K=26, R=8).values()
     assert (first, last) == ((24, 25, 8), (24, 8, 8))
 
@@ -118,7 +131,8 @@ def test_nested_sums_are_the_sums(size: tuple[int, int, int, int]) -> None:
         assert temporaries(op, *args)
         np.testing.assert_allclose(op(*args), expected, rtol=1e-4, atol=1e-3)
     g, v, w, bias = arrays((one, two, two), (rows, two), (rows, two), (one,))
-    np.testing.assert_allclose(bilinear(v, g, w, bias), bilinear.reference(v, g, w, bias), rtol=1e-4, atol=1e-3)
+    for op in (bilinear, activated):
+        np.testing.assert_allclose(op(v, g, w, bias), op.reference(v, g, w, bias), rtol=1e-4, atol=1e-3)
 
 
 def test_integers_wrap_alike_and_narrow_factors_are_summed_in_the_dtype_of_the_sum() -> None:
@@ -140,7 +154,17 @@ def test_factors_that_are_looked_up_are_nested_too() -> None:
     np.testing.assert_allclose(looked_up(t, x, y, ids), looked_up.reference(t, x, y, ids), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("op", [khatri_rao_in_order, khatri_rao_of_any_size, guarded])
+def test_an_equation_of_floats_is_taken_at_its_word() -> None:
+    """Summed over k first, the infinite factor would make an infinity of what is NaN, and the small one an overflow."""
+    t, x, y = np.ones((20, 30, 40), np.float32), np.ones((30, 24), np.float32), np.ones((40, 24), np.float32)
+    t[0, :, ::2], x[0, 0] = -1, np.inf
+    y[:, 1], x[:, 1], t[1] = 1e30, 1e-30, 1e30
+    got = khatri_rao_as_written(t, x, y)
+    assert np.isnan(got[0, 0]) and np.isinf(got[2, 0])
+    np.testing.assert_allclose(got[1, 1], 30 * 40 * 1e30, rtol=1e-5)
+
+
+@pytest.mark.parametrize("op", [khatri_rao_as_written, khatri_rao_in_order, khatri_rao_of_any_size, guarded])
 def test_sums_in_order_of_unknown_size_or_under_a_guard_stay(op: po.Op) -> None:
     args = arrays((20, 30, 40), (30, 24), (40, 24))
     assert temporaries(op, *args) == {}
