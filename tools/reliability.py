@@ -3,8 +3,8 @@
     python tools/reliability.py
 
 The totals come from tests/reliability.json, to which `polyopt fuzz --log`, `python -m tests.fuzz.verdicts --log`,
-`python -m tests.mutation.harness --log`, `python -m tests.operators.product --log` and
-`python -m tests.codegen_c.exhaustive --log` add a line for each commit.
+`python -m tests.mutation.harness --log`, `python -m tests.operators.product --log`,
+`python -m tests.fuzz.contractions --log` and `python -m tests.codegen_c.exhaustive --log` add a line for each commit.
 What a CI run tries is read from the tests.
 """
 
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from polyopt.fuzz import log  # noqa: E402 - the checkout at hand, installed or not
 from polyopt.fuzz.generate import PLANS  # noqa: E402
 from tests.codegen_c import exhaustive  # noqa: E402
-from tests.fuzz import test_random_operators, test_verdicts, verdicts  # noqa: E402
+from tests.fuzz import test_contractions, test_random_operators, test_verdicts, verdicts  # noqa: E402
 from tests.mutation import harness, test_mutation  # noqa: E402
 from tests.operators import product as operators  # noqa: E402
 from tests.robustness import test_processes  # noqa: E402
@@ -123,6 +123,14 @@ def rows() -> Iterator[tuple[str, str, str, str, str, str]]:
         f"{total('functions', 'functions')} of {len(exhaustive.NAMES)} functions",
         false("functions"),
         "`python -m tests.codegen_c.exhaustive --log tests/reliability.json`",
+    )
+    yield (
+        "13",
+        "contractions of the sizes that are packed, turned and summed in parts, against NumPy, to the bit",
+        f"{test_contractions.BLOCK * test_contractions.BLOCKS}",
+        f"{total('contractions', 'contractions'):,}",
+        false("contractions"),
+        "`python -m tests.fuzz.contractions --log tests/reliability.json`",
     )
 
 
