@@ -142,12 +142,13 @@ i = po.index("i", 0, N)
 
 @po.op
 def mixed(x: f64[N], y: f64[N], m: po.bool_[N]):
-    a, b, c, d = po.tensors("a b c d")
+    a, b, c, d, e = po.tensors("a b c d e")
     a[i] = po.where(po.cast(i, po.i64) > 3, x[i], y[i])
     b[i] = po.where(po.where(i < 3, m[i], False), x[i], y[i])
     c[i] = po.where((i * i > 9) & m[i], x[i], y[i])
     d[i] = po.where(m[i], x[i], y[i])
-    return a, b, c, d
+    e[i] = po.where(m.pad(1)[-1 - i], x[i], y[i])
+    return a, b, c, d, e
 
 
 def test_an_element_that_no_branch_needs_may_be_left_unread() -> None:
@@ -156,7 +157,7 @@ def test_an_element_that_no_branch_needs_may_be_left_unread() -> None:
     with po.strict_checks():
         results = mixed(x, -x, m)
     place = np.arange(40)
-    chosen = (place > 3, (place < 3) & m, (place > 3) & m, m)
+    chosen = (place > 3, (place < 3) & m, (place > 3) & m, m, place >= 0)
     for result, where in zip(results, chosen, strict=True):
         assert (result == np.where(where, x, -x)).all()
 

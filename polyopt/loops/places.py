@@ -141,6 +141,8 @@ class _Places:
                 found = self.number(arg, axes)
             case ir.Where(condition, then, otherwise):
                 found = self.number(then if holds(condition, axes, self.sizes) else otherwise, axes)
+            case ir.Read(tensor, subscripts, _, ir.Pad(value)) if self.is_outside(tensor, subscripts, axes):
+                found = self.number(value, axes)
             case ir.Op(name, args):
                 known = [self.number(arg, axes) for arg in args]
                 decides = {"and": False, "or": True}.get(name) if expr.dtype.is_bool else None
