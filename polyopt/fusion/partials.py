@@ -76,7 +76,7 @@ def _partial(program: ir.Program, equation: ir.Equation, target: Target) -> Part
     reads = list(dict.fromkeys(ir.reads(equation.value)))
     plain = all(isinstance(node, ir.Read | ir.Op | ir.Cast | ir.Const) for node in ir.walk(equation.value))
     lengths = {a.name: length(a) for a in equation.all_axes}
-    if not equation.is_accumulation or not plain or not is_whole_sum(program, equation) or not all(lengths.values()):
+    if not equation.reduce_axes or not plain or not is_whole_sum(program, equation) or not all(lengths.values()):
         return None
     assert equation.reducer is not None, "an accumulation has a reducer"
     size = {name: extent or 1 for name, extent in lengths.items()}

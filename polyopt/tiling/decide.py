@@ -211,10 +211,12 @@ class _Planner:
         return None
 
     def groups_beside(self, chain: Sequence[Loop], copy: str) -> NestPlan:
-        """A copy of groups that lie side by side: a vector of them at once."""
+        """A copy of groups that lie side by side: a vector of them at once, if their loops are the copy's alone."""
         known = self.groups[copy]
         axes = {axis_of(loop.row(copy)): loop.name for loop in chain}
-        lanes, along = axes[known.lanes], axes[known.axis]
+        lanes, along = axes.get(known.lanes), axes.get(known.axis)
+        if lanes is None or along is None:
+            return self.scalar(chain, "what is copied is computed in the same loops")
         names = tuple(loop.name for loop in chain)
         order = tuple(name for name in names if name != lanes)
         reason = "groups lie side by side, and are turned in registers"

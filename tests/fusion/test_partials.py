@@ -51,6 +51,13 @@ def rows(x: f32[M, K], v: f32[K]):
     return z
 
 
+@po.op
+def all_pairs(x: f32[M], y: f32[N]):
+    z = po.tensor("z")
+    z[i, j] += x[i] * y[j]
+    return z
+
+
 def planned(op: po.Op, target: Any = SMALL, **sizes: int) -> tuple[partials.PartialSum, ...]:
     return partials.decide(op.lower(**sizes, target=target).program, target)
 
@@ -102,6 +109,12 @@ def test_partial_sums_add_up_to_the_same(op: po.Op, terms: int, monkeypatch: pyt
     assert not lowering.fallback and "4 partial sums" in str(lowering.fusion)
     (result,) = running.run(lowering.loops, args).values()
     np.testing.assert_array_equal(result, x @ y if op is product else np.maximum(x @ y + bias, 0))
+
+
+def test_an_accumulation_of_one_term_stays() -> None:
+    assert planned(all_pairs, M=64, N=64) == ()
+    x, y = np.arange(5, dtype=np.float32), np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(all_pairs(x, y), np.outer(x, y))
 
 
 def test_the_kernel_adds_up_the_same_on_any_number_of_threads() -> None:

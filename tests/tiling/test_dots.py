@@ -193,6 +193,25 @@ def two_sums(x: i8[M, C, K], y: i8[C, K, N]):
     return z
 
 
+@pytest.mark.parametrize("target", RUNNING)
+@pytest.mark.parametrize("sizes", [(2, 2, 1), (5, 7, 3), (20, 37, 70)])
+def test_an_operand_that_is_computed_where_it_is_copied_gives_the_reference(
+    sizes: tuple[int, int, int], target: Target
+) -> None:
+    """The loop of the groups is not the copy's alone: its name was looked for in vain."""
+
+    @po.op(target=target)
+    def computed(x: u8[M, K], y: u8[K, N]):
+        t, z = po.tensor("t", shape=(K, N), dtype=u8), po.tensor("z")
+        t[k, j] = po.cast(7, u8) % y.pad(3)[k % 3, j]
+        z[i, j] += x[i, k] * t[k, j]
+        return z
+
+    rows, depth, columns = sizes
+    x, y = values(u8, (rows, depth), 1), values(u8, (depth, columns), 2)
+    np.testing.assert_array_equal(computed(x, y), computed.reference(x, y))
+
+
 def test_products_inside_more_give_the_reference() -> None:
     x, y = values(i8, (40, 37), 1), values(i8, (37, 70), 2)
     np.testing.assert_array_equal(with_itself(x), wanted("ik,jk->ij", x, x))
