@@ -31,6 +31,7 @@ from polyopt.codegen_c.values import (
     intrinsic,
     lane,
     lane_bits,
+    lane_choice,
     lane_numbers,
     linear,
     register_scalar,
@@ -259,6 +260,9 @@ class Expressions:
             return TRUE if _HOLDS[predicate](form.constant) else FALSE
         if form.is_uniform:
             return compare(self.f, predicate, scalar_of(self.f, Linear(0, form.terms)), int64(-form.constant))
+        if form.first_lane.is_constant:
+            first, step = form.first_lane.constant, form.lane_factor
+            return lane_choice([_HOLDS[predicate](first + lane * step) for lane in range(lanes)])
         limit = int64(1 << 30)
         bound = scalar_of(self.f, form.first_lane * -1)
         bound = intrinsic(self.f, "smin", intrinsic(self.f, "smax", bound, int64(-(1 << 30))), limit)

@@ -162,6 +162,16 @@ def test_a_condition_on_lanes_guards_its_stores_and_loads() -> None:
     np.testing.assert_array_equal(y, wanted)
 
 
+def test_a_condition_that_is_known_for_each_lane_is_a_constant() -> None:
+    x, y = numbers(8), np.zeros(8, np.float32)
+    inside: Expr = Op("lt", (i, integer(3)), bool_)
+    body = loop("i", 8, store("y", [i], Op("select", (inside, load("x", i), Const(-1, f32)), f32)), kind="vector")
+    _, module = module_of(body, {"x": x, "y": y}, vector_bits=256)
+    assert "icmp" not in module.text.partition("define")[2].partition("masked.load")[0]
+    run(body, {"x": x, "y": y}, vector_bits=256)
+    np.testing.assert_array_equal(y, np.where(np.arange(8) < 3, x, -1))
+
+
 def test_triangular_bounds() -> None:
     x, y = numbers(40, 40), np.zeros((40, 40), np.float32)
     run(loop("i", 40, loop("j", add(i, 1), store("y", [i, j], affine("x", i, j)), kind="vector")), {"x": x, "y": y})

@@ -15,7 +15,7 @@ from polyopt.poly.space import Space
 from polyopt.poly.tree import loops
 from polyopt.target import preset
 
-M, N, K = po.sizes("M N K")
+M, N, K, T = po.sizes("M N K T")
 i, j, k = po.index("i", extent=M), po.index("j", extent=N), po.index("k", extent=K)
 ii, jj = po.index("ii", extent=M), po.index("jj", extent=N)
 
@@ -186,3 +186,19 @@ def test_a_buffer_may_be_private_to_a_wavefront() -> None:
     assert any("2*i + j" in loop.name for loop in loops(lowering.fusion.tree)), "there is a wavefront"
     for loop in loops(lowering.fusion.tree):
         assert Space("", (loop.name,), ()).universe().get_dim_name(isl.dim_type.set, 0) == loop.name
+
+
+def test_a_uniform_read_under_a_guard_that_is_known_for_each_lane() -> None:
+    """With AVX-512, LLVM found late that the guard is a constant mask, and folded the test for its lanes wrongly."""
+    t = po.index("t", extent=T)
+
+    @po.op
+    def edges(x: po.f64[K], y: po.i16[M, N, K], steps: po.i32[T]):
+        z = po.tensor("z", shape=(T + 1, N), dtype=po.f64)
+        z[0, j] = po.cast(1, po.f64)
+        inner = po.clip(po.cast(y.pad(3)[j // 3 + j % 2, j, K - 1], po.f64), -8, 8)
+        z[t + 1, j] = po.where((j > 0) & (j < N - 1), inner, po.clip(x[0], -8, 8))
+        return z
+
+    arrays = draw((1,), "f64", 3, 3, seed=1), draw((1, 15, 1), "i16", -3, 3, seed=2), draw((2,), "i32", 0, 1, seed=3)
+    compare(edges, arrays)
