@@ -128,7 +128,7 @@ def shuffle(f: Function, vector: Value, indices: Sequence[int], second: Value | 
 def any_lane(f: Function, mask: Value) -> Value:
     """Whether some lane of a mask is on.
 
-    Asked of bytes: LLVM 20 folds a test of the bits wrongly where it finds late that the mask is a constant.
+    Asked of bytes: LLVM 22 folds a test of the bits wrongly where it finds late that the mask is a constant.
     """
     if mask.lanes == 1:
         return mask

@@ -129,10 +129,10 @@ class _Places:
 
     def number(self, expr: ir.Expr, axes: Mapping[str, int]) -> Any:
         """The value of a condition or an integer as NumPy has it; None where it is data or made of floats."""
+        if expr.dtype.is_float:
+            return None
         found: Any = None
         match expr:
-            case _ if expr.dtype.is_float:
-                return None
             case ir.Const(value):
                 found = value
             case ir.IndexValue(affine):

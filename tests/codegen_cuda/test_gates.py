@@ -51,6 +51,7 @@ GATES: dict[str, Gate] = {
         registers=124, sectors=1.0, opcodes=(*_PRODUCTS, (("IMMA", "16832", "S8"), 32), (("STG", "128"), 8))
     ),
     "conv2d_bf16": Gate(registers=75, sectors=1.0, opcodes=(*_PRODUCTS, (("HMMA", "16816", "BF16"), 16))),
+    # its ring has four slots: 128 registers, the most that let two blocks of 256 threads share a multiprocessor
     "attention_bf16": Gate(registers=128, sectors=1.0, opcodes=(*_PRODUCTS, (("HMMA", "16816", "BF16"), 64))),
     "conv2d": Gate(registers=80, opcodes=(*_RING, (("LDS", "128"), 48))),
     "layernorm": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
