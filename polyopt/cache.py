@@ -37,6 +37,8 @@ _SUFFIX = ".kernel"
 _TEMPORARY_SUFFIX = ".tmp"
 _ABANDONED_S = 3600.0
 _ROOM_AFTER_EVICTION = 0.9
+_LOOKS = 64
+"""How often a process looks at the folder while it stores as much as the cap allows."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _log = logging.getLogger(__name__)
 
@@ -141,8 +143,9 @@ def store(key: str, entry: Entry) -> None:
         return
     try:
         # An entry that a crash of the machine cut short does not fit its digest, so nobody waits for the disk.
-        _write_whole(folder / (key + _SUFFIX), _encode(entry, key), waits=False)
-        _evict(folder, settings.current().cache_bytes)
+        data = _encode(entry, key)
+        _write_whole(folder / (key + _SUFFIX), data, waits=False)
+        _make_room(folder, settings.current().cache_bytes, len(data))
     except OSError as error:
         _warn_once(f"cannot write to the cache folder: {error.strerror or error}")
 
@@ -262,15 +265,29 @@ def _entries(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                     yield Path(item.path), status
 
 
-def _evict(folder: Path, limit: int) -> None:
+_room: dict[tuple[Path, int], int] = {}
+"""How many bytes this process may store in a folder with a cap before it looks at the folder again."""
+
+
+def _make_room(folder: Path, limit: int, stored: int) -> None:
+    """Keeps a folder below its cap without a look at thousands of entries for each one that is stored.
+
+    Entries of other processes are seen when this one looks: each may store a 64th of the cap unseen.
+    """
+    room = _room.get((folder, limit), 0) - stored
+    _room[folder, limit] = room if room > 0 else min(limit - _evict(folder, limit), limit // _LOOKS)
+
+
+def _evict(folder: Path, limit: int) -> int:
+    """Removes abandoned files and, from a folder above its cap, the oldest entries; the bytes that stay."""
     found = sorted(_entries(folder), key=lambda entry: entry[1].st_mtime_ns)
     total = sum(status.st_size for _, status in found)
-    excess = total - int(limit * _ROOM_AFTER_EVICTION) if total > limit else 0
+    wanted = int(limit * _ROOM_AFTER_EVICTION) if total > limit else total
     for path, status in found:
-        if excess <= 0 and not path.name.endswith(_TEMPORARY_SUFFIX):
-            continue
-        path.unlink(missing_ok=True)
-        excess -= status.st_size
+        if total > wanted or path.name.endswith(_TEMPORARY_SUFFIX):
+            path.unlink(missing_ok=True)
+            total -= status.st_size
+    return total
 
 
 # --- files ----------------------------------------------------------------------------------------------------

@@ -202,12 +202,31 @@ def test_the_oldest_entries_go_first(folder: Path) -> None:
     assert kept == [*keys[5:], last]
 
 
+def test_a_full_folder_is_not_listed_with_every_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand entries take tens of milliseconds to look at, which each compile waited for."""
+    listings = []
+    monkeypatch.setattr(cache, "_entries", lambda folder: listings.append(folder) or iter(()))
+    for k in range(100):
+        cache.store(cache.key(preset("generic"), program=str(k)), ENTRY)
+    assert len(listings) == 1
+
+
+def test_the_cap_holds_over_many_entries(folder: Path) -> None:
+    cache.store(KEY, ENTRY)
+    limit = 10 * cache.info().total_bytes
+    with override(cache_bytes=limit):
+        for k in range(50):
+            cache.store(cache.key(preset("generic"), program=str(k)), ENTRY)
+            assert cache.info().total_bytes <= limit
+
+
 def test_abandoned_temporary_files_are_swept(folder: Path, file: Path) -> None:
     left = folder / ".x-1-ab.tmp"
     left.write_text("")
     os.utime(left, (0, 0))
     young = folder / ".y-1-ab.tmp"
     young.write_text("")
+    cache._room.clear()  # as in a new process
     cache.store(KEY, ENTRY)
     assert not left.exists()
     assert young.exists()
