@@ -255,10 +255,11 @@ class Lowering:
     @cached_property
     def fusion(self) -> FusionPlan:
         """Which statements share which loops, and why."""
+        rows, shared = self._copies.result.rows, {**self._rewritten.rows, **self._copies.shared}
+        dependences = self.dependences  # every plan needs them, so no plan's operations go into them
         try:
             with self._bounded("choose the loops"):
-                rows, shared = self._copies.result.rows, {**self._rewritten.rows, **self._copies.shared}
-                plan = fusion_decide.decide(self.scop, self.dependences, rows, shared, merge=not self.given_up)
+                plan = fusion_decide.decide(self.scop, dependences, rows, shared, merge=not self.given_up)
         except DefinitionError:
             self._refuse_cycles()
             raise

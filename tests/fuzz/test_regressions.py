@@ -202,3 +202,18 @@ def test_a_uniform_read_under_a_guard_that_is_known_for_each_lane() -> None:
 
     arrays = draw((1,), "f64", 3, 3, seed=1), draw((1, 15, 1), "i16", -3, 3, seed=2), draw((2,), "i32", 0, 1, seed=3)
     compare(edges, arrays)
+
+
+def test_dependences_do_not_eat_what_plans_may_cost() -> None:
+    """Fifty statements' dependences left isl next to nothing for the plainest plan: the op was refused."""
+
+    @po.op
+    def residues(x0: po.f32[M, N], t3: po.f32[K], t2: po.f32[N, M], t1: po.f32[N]):
+        z = po.tensor("z", shape=(M, N, K), dtype=po.f32)
+        product = po.maximum(t2[j, i], t3[0]) * (t3[(k + 1) // 2] + x0.clamp()[ii // 3 + i % 2, jj + 1])
+        is_other = t3.pad(3)[k // 3 + k % 2] != t2.clamp()[j, i + 2]
+        z[i, j, k] += po.clip(po.where(is_other, product, t1[j]), -8, 8)
+        return z
+
+    shapes = (3, 3), (5,), (3, 3), (3,)
+    compare(residues, tuple(draw(shape, "f32", 0, 3, seed=n) for n, shape in enumerate(shapes)))
