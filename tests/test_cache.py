@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,8 +206,13 @@ def test_the_oldest_entries_go_first(folder: Path) -> None:
 
 def test_a_full_folder_is_not_listed_with_every_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand entries take tens of milliseconds to look at, which each compile waited for."""
-    listings = []
-    monkeypatch.setattr(cache, "_entries", lambda folder: listings.append(folder) or iter(()))
+    listings: list[Path] = []
+
+    def entries(folder: Path) -> Iterator[Any]:
+        listings.append(folder)
+        return iter(())
+
+    monkeypatch.setattr(cache, "_entries", entries)
     for k in range(100):
         cache.store(cache.key(preset("generic"), program=str(k)), ENTRY)
     assert len(listings) == 1
