@@ -17,6 +17,7 @@ from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine
 from polyopt.fusion import (
     cascade,
+    device_sums,
     factors,
     joined,
     lift,
@@ -36,11 +37,9 @@ from polyopt.options import Options
 from polyopt.poly import dependence, extract
 from polyopt.poly.dependence import Dependences
 from polyopt.poly.scop import Scop
+from polyopt.target import GPU_OPS_PER_BYTE
 
 _LOG = logging.getLogger(__name__)
-
-GPU_OPS_PER_BYTE = 6
-"""Multiplications and additions of f32 in the time of a byte of device memory: 6 on an A100, 11 on an H100."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,9 +136,15 @@ def _in_one_pass(plain: ir.Program, options: Options, notes: tuple[str, ...]) ->
 
 
 def _in_parts(program: ir.Program, options: Options, notes: tuple[str, ...]) -> Rewritten:
-    """Long sums with few results as partial sums, where the order of terms is free. A GPU splits none."""
-    if options.is_on_gpu or options.is_strict:
+    """Long sums with few results as partial sums, where the order of terms is free."""
+    if options.is_strict:
         return _once(program, options, notes)
+    if options.target.gpu is not None:
+        few = device_sums.decide(program, options.target.gpu)
+        parted = partials.split(program, few)
+        found = _once(parted, options, (*notes, *map(str, few)))
+        own = [tensor.name for tensor in parted.tensors[len(program.tensors) :]]
+        return replace(found, rows=device_sums.rows(parted, found.scop, own))
     plan = partials.decide(program, options.target)
     return _once(partials.apply(program, plan), options, (*notes, *map(str, plan)))
 

@@ -95,6 +95,12 @@ class GpuTarget:
 WARP = 32
 """Threads that step together."""
 
+LAUNCH_BYTES = 2 << 20
+"""What could cross a GPU's memory bus while a kernel starts."""
+
+GPU_OPS_PER_BYTE = 6
+"""Multiplications and additions of f32 in the time of a byte of device memory: 6 on an A100, 11 on an H100."""
+
 _GPU_PRESETS: Mapping[str, GpuTarget] = {
     "sm_80": GpuTarget("sm_80", 108, 2048, 163 << 10, 40 << 20),  # A100
     "sm_86": GpuTarget("sm_86", 82, 1536, 99 << 10, 6 << 20),  # RTX 3090

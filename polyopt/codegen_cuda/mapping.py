@@ -24,7 +24,7 @@ from polyopt.poly.roles import roles_of
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, numbered, sequence, statements
 from polyopt.poly.tree import Sequence as TreeSequence
-from polyopt.target import WARP, GpuTarget
+from polyopt.target import LAUNCH_BYTES, WARP, GpuTarget
 from polyopt.tiling.cost import axis_of
 from polyopt.tiling.extents import Extents
 
@@ -47,9 +47,6 @@ EXCHANGE = 1.1
 
 CONTRACTION_POINTS = 1024
 """A contraction with fewer results than this is left to rows: its sums are long."""
-
-LAUNCH_BYTES = 2 << 20
-"""What could cross the memory bus while a kernel starts."""
 
 
 def decide(scop: Scop, tree: Tree, target: GpuTarget, *, rows: bool = True, products: Products = "all") -> CudaMapping:

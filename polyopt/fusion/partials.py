@@ -14,7 +14,8 @@ without it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import field, replace
 from math import prod
 
 from polyopt import picks
@@ -22,6 +23,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, axis, constant
 from polyopt.fusion import short_sums
+from polyopt.fusion.cascade import axes_in
 from polyopt.fusion.rewrite import at_axes
 from polyopt.fusion.short_sums import is_contraction, is_whole_sum, length
 from polyopt.names import unused
@@ -44,24 +46,26 @@ LEAST_REUSE = 16
 class PartialSum:
     """One sum to be split.
 
-    equation: name of the accumulation
-    axis:     the axis whose points are shared out
-    parts:    into how many stretches
-    terms:    points of a stretch; the last one may have fewer
-    read_bytes: of the operands
+    equation:  name of the equation
+    axis:      the axis whose points are shared out
+    parts:     into how many stretches
+    terms:     points of a stretch; the last one may have fewer
+    reason:    why it is worth it
+    reduction: the reduction inside the equation's value; None for an accumulation, whose whole value it is
+    kind:      of its reducer
     """
 
     equation: str
     axis: str
     parts: int
     terms: int
-    read_bytes: int
+    reason: str
+    reduction: ir.Reduce | None = None
+    kind: str = "sum"
 
     def __str__(self) -> str:
-        return (
-            f"{self.equation}: {self.parts} partial sums of {self.terms} terms along {self.axis}: "
-            f"few results to share among threads, and {self.read_bytes} bytes of operands, more than stay near a core"
-        )
+        results = {"sum": "sums", "prod": "products", "max": "maxima", "min": "minima"}.get(self.kind, "results")
+        return f"{self.equation}: {self.parts} partial {results} of {self.terms} terms along {self.axis}: {self.reason}"
 
 
 def decide(program: ir.Program, target: Target) -> tuple[PartialSum, ...]:
@@ -101,49 +105,91 @@ def _partial(program: ir.Program, equation: ir.Equation, target: Target) -> Part
     if not worth or not picks.choose(f"partial sums of {equation.tensor}", True, lambda: (True, False)):
         return None
     terms = -(-size[longest.name] // (parts * WHOLE)) * WHOLE
-    return PartialSum(equation.name, longest.name, -(-size[longest.name] // terms), terms, read_bytes)
+    reason = f"few results to share among threads, and {read_bytes} bytes of operands, more than stay near a core"
+    return PartialSum(equation.name, longest.name, -(-size[longest.name] // terms), terms, reason)
 
 
-def apply(program: ir.Program, plan: tuple[PartialSum, ...]) -> ir.Program:
+def apply(program: ir.Program, plan: Sequence[PartialSum]) -> ir.Program:
     """The program with these sums split, and the last ones written out."""
-    for partial in plan:
-        program = _applied(program, partial)
+    program = split(program, plan)
     names = {partial.equation for partial in plan}
     return short_sums.apply(program, [short for short in short_sums.decide(program) if short.equation in names])
 
 
-def _applied(program: ir.Program, partial: PartialSum) -> ir.Program:
-    (equation,) = (e for e in program.equations if e.name == partial.equation)
-    assert equation.reducer is not None, "an accumulation has a reducer"
-    taken = {t.name for t in program.tensors} | {e.name for e in program.equations} | set(program.sizes)
-    name = unused(f"{equation.tensor}_partial", taken)
-    axes = {a.name for a in equation.all_axes}
-    part = ir.Axis(unused(f"{partial.axis}_part", axes), (Affine(0),), (constant(partial.parts),))
-    first = axis(part.name) * partial.terms
-    (whole,) = (a for a in equation.reduce_axes if a.name == partial.axis)
-    rest = () if length(whole) == partial.parts * partial.terms else tuple(upper - first for upper in whole.upper)
-    term = ir.Axis(partial.axis, (Affine(0),), (constant(partial.terms), *rest))
-    own = (part, *equation.axes)
-    places = tuple(axis(a.name) for a in own)
-    partials = replace(
-        equation,
-        name=name,
-        tensor=name,
-        axes=own,
-        subscripts=places,
-        value=at_axes(equation.value, {partial.axis: first + axis(partial.axis)}),
-        reduce_axes=tuple(term if a is whole else a for a in equation.reduce_axes),
-    )
-    read = ir.Read(name, places, equation.reducer.dtype, span=equation.span)
-    total = replace(equation, value=read, reduce_axes=(part,))
-    shape = tuple(a.upper[0] for a in own)
-    tensor = ir.Tensor(name, equation.reducer.dtype, shape, "local", len(own), equation.span)
-    position = program.equations.index(equation)
-    return replace(
-        program,
-        tensors=(*program.tensors, tensor),
-        equations=(*program.equations[:position], partials, total, *program.equations[position + 1 :]),
-    )
+def split(program: ir.Program, plan: Sequence[PartialSum]) -> ir.Program:
+    """The program with these reductions split; new tensors hold the partial results, one part after the other."""
+    splitter = _Splitter({t.name for t in program.tensors} | {e.name for e in program.equations} | set(program.sizes))
+    splitter.taken |= {a.name for equation in program.equations for a in equation.all_axes}
+    equations = []
+    for equation in program.equations:
+        whole = splitter.equation(equation, [partial for partial in plan if partial.equation == equation.name])
+        equations += [*splitter.filling, whole]
+        splitter.filling = []
+    return replace(program, tensors=(*program.tensors, *splitter.tensors), equations=tuple(equations))
+
+
+@dataclass(slots=True)
+class _Splitter:
+    """Rewrites one equation after the other.
+
+    taken:   names of tensors, equations and axes
+    tensors: of partial results
+    filling: the equations that compute them, for the equation at hand
+    """
+
+    taken: set[str]
+    tensors: list[ir.Tensor] = field(default_factory=list)
+    filling: list[ir.Equation] = field(default_factory=list)
+
+    def unused(self, wanted: str) -> str:
+        name = unused(wanted, self.taken)
+        self.taken.add(name)
+        return name
+
+    def equation(self, equation: ir.Equation, plan: Sequence[PartialSum]) -> ir.Equation:
+        """The equation, which reads its partial results."""
+        inside = {partial.reduction: partial for partial in plan}
+        if None in inside:
+            assert equation.reducer is not None, "an accumulation has a reducer"
+            whole = ir.Reduce(equation.reducer, equation.value, equation.reduce_axes, equation.reducer.dtype)
+            part, read = self.taken_out(equation, whole, inside[None], accumulates=True)
+            return replace(equation, value=read, reduce_axes=(part,))
+
+        def visit(expr: ir.Expr) -> ir.Expr:
+            changed = ir.rebuild(expr, visit)
+            if not isinstance(expr, ir.Reduce) or not isinstance(changed, ir.Reduce) or expr not in inside:
+                return changed
+            part, read = self.taken_out(equation, changed, inside[expr], accumulates=False)
+            return replace(changed, body=read, axes=(part,))
+
+        return replace(equation, value=visit(equation.value)) if plan else equation
+
+    def taken_out(
+        self, equation: ir.Equation, whole: ir.Reduce, partial: PartialSum, *, accumulates: bool
+    ) -> tuple[ir.Axis, ir.Read]:
+        """What is left to reduce: the axis over the parts, and the read of a partial result.
+
+        accumulates: whether partial results are written as an accumulation, as the whole was
+        """
+        name = self.unused(f"{equation.tensor}_partial")
+        part = ir.Axis(self.unused(f"{partial.axis}_part"), (Affine(0),), (constant(partial.parts),))
+        first = axis(part.name) * partial.terms
+        (shared,) = (a for a in whole.axes if a.name == partial.axis)
+        rest = () if length(shared) == partial.parts * partial.terms else tuple(end - first for end in shared.upper)
+        term = ir.Axis(partial.axis, (Affine(0),), (constant(partial.terms), *rest))
+        own = (part, *(a for a in equation.axes if a.name in axes_in(whole)))
+        places = tuple(axis(a.name) for a in own)
+        body = at_axes(whole.body, {partial.axis: first + axis(partial.axis)})
+        axes = tuple(term if a is shared else a for a in whole.axes)
+        filling = ir.Equation(name, name, own, places, body, span=equation.span)
+        if accumulates:
+            filling = replace(filling, reducer=whole.reducer, reduce_axes=axes)
+        else:
+            filling = replace(filling, value=replace(whole, body=body, axes=axes))
+        self.filling.append(filling)
+        shape = tuple(a.upper[0] for a in own)
+        self.tensors.append(ir.Tensor(name, whole.dtype, shape, "local", len(own), equation.span))
+        return part, ir.Read(name, places, whole.dtype, span=equation.span)
 
 
 def _axes(read: ir.Read) -> frozenset[str]:

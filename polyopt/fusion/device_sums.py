@@ -1,0 +1,164 @@
+"""Long reductions with few results, on a GPU: as many parts as keep it busy.
+
+A block computes one result, or a tile of a contraction's. The sum of all elements of an array has a single result, and
+so one multiprocessor of a hundred; so have products of matrices with few rows and columns and long sums (cuBLAS's and
+CUTLASS's "split-K"), and norms of a few long rows. Their partial results (see `partials`) are computed by a block each,
+and a kernel more reduces those. How many there are depends on the sizes and on the target alone, never on a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from polyopt.classes import dataclass
+from polyopt.dsl import ir
+from polyopt.dsl.affine import TRUE, Affine, AxisRef, axes_of, axis
+from polyopt.fusion.cascade import axes_in
+from polyopt.fusion.partials import PartialSum
+from polyopt.fusion.rewrite import cost, depends_on
+from polyopt.fusion.short_sums import is_contraction, is_whole_sum, length
+from polyopt.poly.scop import Scop
+from polyopt.target import GPU_OPS_PER_BYTE, LAUNCH_BYTES, WARP, GpuTarget
+
+TILE = 32
+"""Rows, and columns, of the least tile of a contraction that a block computes."""
+
+LEAST_TERMS = 256
+"""Terms of a partial result of a contraction: its tile begins, and ends, in registers and shared memory."""
+
+WORTH = 2.0
+"""How many times as fast it has to be, by the reckoning of bytes."""
+
+ROW_THREADS = 256
+"""Threads of a block that reduces to one result, where there are many."""
+
+ALIGNED = 64
+"""Elements: parts that begin at multiples of it begin where lines of memory do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one reduction asks of a GPU.
+
+    results: elements that are reduced to
+    bytes:   of memory in the time that it takes, all multiprocessors together
+    units:   what each part keeps busy of the GPU: blocks or threads
+    alone:   the same where there is one part
+    enough:  units that keep all of it busy
+    least:   terms of a part
+    """
+
+    results: int
+    bytes: float
+    units: float
+    alone: float
+    enough: float
+    least: int
+
+    def busy(self, parts: int) -> float:
+        """The share of the GPU that so many parts keep busy."""
+        return min(1.0, (parts * self.units if parts > 1 else self.alone) / self.enough)
+
+    def time(self, parts: int, item: int) -> float:
+        """In bytes of memory. item: bytes of a result"""
+        more = LAUNCH_BYTES + 2 * self.results * parts * item if parts > 1 else 0
+        return self.bytes / self.busy(parts) + more
+
+
+def decide(program: ir.Program, gpu: GpuTarget) -> tuple[PartialSum, ...]:
+    """The reductions worth splitting. Static sizes only."""
+    return tuple(found for equation in program.equations for found in _in_equation(program, equation, gpu))
+
+
+def _in_equation(program: ir.Program, equation: ir.Equation, gpu: GpuTarget) -> Iterator[PartialSum]:
+    if any(len(a.upper) != 1 or a.lower != (Affine(0),) or not length(a) for a in equation.axes):
+        return
+    if equation.reducer is not None:
+        if is_whole_sum(program, equation):
+            whole = ir.Reduce(equation.reducer, equation.value, equation.reduce_axes, equation.reducer.dtype)
+            yield from _partial(program, equation, whole, None, gpu)
+    elif equation.guard == TRUE:
+        for node in dict.fromkeys(_unconditional(equation.value)):
+            yield from _partial(program, equation, node, node, gpu)
+
+
+def _unconditional(expr: ir.Expr) -> Iterator[ir.Reduce]:
+    """The reductions in a value, but for those in branches: they may have nothing to read where these are not taken."""
+    if isinstance(expr, ir.Reduce) and expr.guard == TRUE:
+        yield expr
+    if not isinstance(expr, ir.Where):
+        for child in ir.children(expr):
+            yield from _unconditional(child)
+
+
+def _partial(
+    program: ir.Program, equation: ir.Equation, whole: ir.Reduce, reduction: ir.Reduce | None, gpu: GpuTarget
+) -> Iterator[PartialSum]:
+    """The plan for one reduction, if it is worth it."""
+    lengths = {a.name: length(a) for a in (*equation.axes, *whole.axes)}
+    own = axes_in(whole)
+    if whole.reducer.name == "custom" or not own <= {a.name for a in equation.axes} or not all(lengths.values()):
+        return
+    reads = list(dict.fromkeys(ir.reads(whole.body)))
+    if depends_on(program, (read.tensor for read in reads), equation.tensor):
+        return  # the steps of a recurrence run one after the other, each with kernels of its own
+    size = {name: extent or 1 for name, extent in lengths.items()}
+    summed = [a for a in whole.axes if a.lower == (Affine(0),) and len(a.upper) == 1]
+    longest = max(summed, key=lambda a: size[a.name], default=None)
+    if longest is None:
+        return
+    work, item = _work(whole, own, reads, size, gpu), whole.dtype.itemsize
+    choices = [1 << n for n in range(1, (size[longest.name] // work.least).bit_length())]
+    parts = min(choices, key=lambda parts: work.time(parts, item), default=1)
+    if work.time(1, item) < WORTH * work.time(parts, item):
+        return
+    aligned = ALIGNED if size[longest.name] >= ALIGNED * parts else 1
+    terms = -(-size[longest.name] // (parts * aligned)) * aligned
+    reason = f"whole it keeps {100 * work.busy(1):.2g} % of the GPU busy"
+    count = -(-size[longest.name] // terms)
+    yield PartialSum(equation.name, longest.name, count, terms, reason, reduction, whole.reducer.name)
+
+
+def _work(whole: ir.Reduce, own: set[str], reads: Sequence[ir.Read], size: dict[str, int], gpu: GpuTarget) -> _Work:
+    results, terms = prod(size[name] for name in own), prod(size[a.name] for a in whole.axes)
+    known = [frozenset(axes_in(read)) & size.keys() for read in reads]
+    read_bytes = sum(prod(size[n] for n in axes) * read.dtype.itemsize for read, axes in zip(reads, known, strict=True))
+    amount = max(float(read_bytes), results * terms * (1 + cost(whole.body)) / GPU_OPS_PER_BYTE)
+    if is_contraction(known, frozenset(own)) and results >= TILE * TILE:
+        tiles = results / (TILE * TILE)
+        return _Work(results, amount, tiles, tiles, gpu.sms, LEAST_TERMS)
+    threads = min(terms, ROW_THREADS), min(terms, gpu.block_threads)
+    if own and not any(_runs_along(read, {a.name for a in whole.axes}) for read in reads):
+        threads = WARP, WARP  # neighboring threads have results of their own
+    return _Work(results, amount, results * threads[0], results * threads[1], gpu.threads / 2, 1)
+
+
+def _runs_along(read: ir.Read, axes: set[str]) -> bool:
+    """Whether neighbors in memory are terms of one result."""
+    last = read.subscripts[-1] if read.subscripts else None
+    return isinstance(last, Affine) and any(abs(last.coefficient(AxisRef(a))) == 1 for a in axes_of(last) & axes)
+
+
+def rows(program: ir.Program, scop: Scop, tensors: Sequence[str]) -> dict[str, tuple[tuple[str, Affine], ...]]:
+    """The loops that statements of partial results run in before all others, and nothing else does: over parts.
+
+    tensors: that hold partial results
+    Tensors with as many parts share the loop where none depends on another.
+    """
+    found: list[tuple[ir.Axis, list[str]]] = []
+    result: dict[str, tuple[tuple[str, Affine], ...]] = {}
+    for name in tensors:
+        (equation,) = program.definitions(name)
+        part = equation.axes[0]
+        for loop, members in found:
+            apart = not any(depends_on(program, [a], b) for m in members for a, b in ((m, name), (name, m)))
+            if loop.upper == part.upper and apart:
+                members.append(name)
+                break
+        else:
+            loop, members = part, [name]
+            found.append((loop, members))
+        shared = ((loop.name, axis(part.name)),)
+        result |= {statement.name: shared for statement in scop.statements if statement.array == name}
+    return result

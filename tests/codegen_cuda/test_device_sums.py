@@ -1,0 +1,214 @@
+"""Long reductions with few results on a GPU: parts that blocks share, and a kernel that reduces those."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polyopt as po
+from polyopt import Op, f16, f32, f64, i8
+from polyopt.fusion import device_sums
+from polyopt.loops.ir import Const
+from polyopt.target import GpuTarget, resolve
+from tests.codegen_cuda.running import emulate, interpreted, lowered
+from tests.codegen_cuda.test_emulated import assert_equals, inputs, needs_compiler
+
+K, M, N, T = po.sizes("K M N T")
+i, j, k = po.indices("i j k")
+
+
+@po.op
+def total(x: f32[N]) -> object:
+    z = po.tensor("z", shape=())
+    z[()] += x[i]
+    return z
+
+
+@po.op
+def norm(x: f32[M, N]) -> object:
+    return po.sqrt(po.sum(x[i, j] * x[i, j], (i, j)))
+
+
+@po.op
+def largest(x: f64[N]) -> object:
+    return po.max(x[i], i), po.argmax(x[i], i)
+
+
+@po.op
+def product_of_all(x: f64[N]) -> object:
+    return po.prod(x[i], i)
+
+
+@po.op
+def truths(x: i8[N]) -> object:
+    return po.any(x[i] > 7, i), po.all(x[i] > -9, i)
+
+
+@po.op
+def halves(x: f16[N], c: f16[N]) -> object:
+    return po.mean(x[i] - c[i], i)
+
+
+@po.op
+def moments(x: f64[N]) -> object:
+    a, b = po.tensor("a", shape=()), po.tensor("b", shape=())
+    a[()] += x[i]
+    b[()] += x[i] * x[i]
+    return a, b
+
+
+@po.op
+def columns(x: f32[M, N]) -> object:
+    z = po.tensor("z")
+    z[j] += x[i, j]
+    return z
+
+
+@po.op
+def rows(x: f64[M, N]) -> object:
+    return po.softmax(x, -1)
+
+
+@po.op
+def mm(x: f32[M, K], y: f32[K, N]) -> object:
+    z = po.tensor("z")
+    z[i, j] += x[i, k] * y[k, j]
+    return z
+
+
+@po.op
+def padded(x: f32[N]) -> object:
+    s = po.index("s", extent=N)
+    return po.sum(x.pad(1)[s + 3], s)
+
+
+@po.op
+def gathered(x: f32[M], at: po.i32[N]) -> object:
+    return po.sum(x[at[i]], i)
+
+
+@po.op
+def scaled(x: f64[N]) -> object:
+    y = po.tensor("y")
+    y[i] = x[i] / po.sum(po.abs(x[j]), j)
+    return y
+
+
+@po.op(numerics="strict")
+def in_order(x: f32[N]) -> object:
+    return po.sum(x[i], i)
+
+
+@po.op
+def steps(x: f64[T, N]) -> object:
+    z, t = po.tensor("z", shape=(T + 1,), dtype=po.f64), po.index("t", extent=T)
+    z[0] = po.cast(1, po.f64)
+    z[t + 1] = po.sum(x[t, i] * z[t], i)
+    return z
+
+
+def given(*shapes: tuple[int, ...], dtype: Any = np.float32) -> tuple[Any, ...]:
+    random = np.random.default_rng(0)
+    return tuple(random.integers(-8, 9, shape).astype(dtype) for shape in shapes)
+
+
+def softmax(x: Any) -> Any:
+    e = np.exp(x - x.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+SOME = np.random.default_rng(0).random(3000)
+
+CASES: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
+    "all": (total, (a := given((4096,))), a[0].sum()),
+    "ragged": (total, (a := given((5003,))), a[0].sum()),
+    "two axes": (norm, (a := given((37, 129))), np.sqrt((a[0] ** 2).sum())),
+    "a maximum in a minimum": (largest, (SOME,), (SOME.max(), SOME.argmax())),
+    "a product": (product_of_all, (SOME + 0.5,), np.prod(SOME + 0.5)),
+    "truths": (truths, (a := given((4000,), dtype=np.int8)), (True, True)),
+    "halves": (halves, (a := given((4000,), (4000,), dtype=np.float16)), np.mean((a[0] - a[1]).astype(float))),
+    "two sums": (moments, (SOME,), (SOME.sum(), (SOME**2).sum())),
+    "columns": (columns, (a := given((3001, 40))), a[0].sum(0)),
+    "rows": (rows, (SOME.reshape(3, 1000),), softmax(SOME.reshape(3, 1000))),
+    "tiles": (mm, (a := given((33, 1100), (1100, 40))), a[0] @ a[1]),
+    "an edge": (padded, (a := given((4001,))), a[0][3:].sum() + 3),
+    "data subscripts": (gathered, (a := (given((50,))[0], (SOME * 50).astype(np.int32))), a[0][a[1]].sum()),
+    "read by all": (scaled, (SOME,), SOME / SOME.sum()),
+}
+"""Operators, arguments, results; each with a reduction that is split on the small GPU below."""
+
+
+def small_gpu() -> Any:
+    target = resolve("sm_80")
+    assert isinstance(target.gpu, GpuTarget)
+    return replace(target, gpu=replace(target.gpu, sms=16, sm_threads=1024))
+
+
+@pytest.fixture(autouse=True)
+def kernels_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that small sums are worth splitting."""
+    monkeypatch.setattr(device_sums, "LAUNCH_BYTES", 16)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_interpreter_agrees(name: str) -> None:
+    op, arguments, expected = CASES[name]
+    lowering = lowered(op, *arguments, target=small_gpu())
+    assert not lowering.fallback and "_part" in str(lowering.rewritten)
+    results = interpreted(lowering, inputs(op, arguments), {}, seed=1)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for got, wanted in zip(results, expected, strict=True):
+        assert_equals(got, np.asarray(wanted))
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CASES)
+def test_the_emulator_agrees_and_finds_nothing_wrong(name: str) -> None:
+    op, arguments, expected = CASES[name]
+    lowering = lowered(op, *arguments, target=small_gpu())
+    outcome = emulate(lowering, inputs(op, arguments), {})
+    assert outcome.problems == () and outcome.failed is None
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for got, wanted in zip(outcome.results, expected, strict=True):
+        assert_equals(got, np.asarray(wanted))
+
+
+def blocks(op: Op, **sizes: int) -> list[int]:
+    """Of each kernel on an A100."""
+    grids = [kernel.grid for kernel in lowered(op, **sizes).cuda.kernels]
+    return [prod(length.value for length in grid if isinstance(length, Const)) for grid in grids]
+
+
+def test_the_sum_of_an_array_keeps_every_multiprocessor_busy() -> None:
+    assert blocks(total, N=1 << 26) == [512, 1]
+    assert "512 partial sums of 131072 terms along i" in str(lowered(total, N=1 << 26).fusion)
+
+
+def test_sums_that_need_not_wait_for_each_other_share_a_kernel() -> None:
+    assert len(blocks(moments, N=1 << 24)) == 2
+
+
+def test_long_rows_are_shared_by_blocks() -> None:
+    """Maxima, their maximum, sums, their sum, quotients."""
+    assert len(blocks(rows, M=8, N=1 << 20)) == 5
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes"),
+    [
+        (total, {"N": 1 << 12}),
+        (rows, {"M": 4096, "N": 4096}),
+        (columns, {"M": 65536, "N": 4096}),
+        (mm, {"M": 1024, "N": 1024, "K": 1024}),
+        (in_order, {"N": 1 << 26}),
+        (steps, {"T": 16, "N": 1 << 24}),
+    ],
+    ids=["short", "many rows", "many columns", "many tiles", "in order", "a recurrence"],
+)
+def test_what_would_gain_nothing_stays_whole(op: Op, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert "_part" not in str(lowered(op, **sizes).rewritten)
