@@ -38,7 +38,7 @@ WHOLE = 64
 LEAST_PARTS, MOST_PARTS = 4, 16
 """Partial sums: work for some threads, and little to add up."""
 
-LEAST_REUSE = 16
+LEAST_REUSE = 8
 """Times that each element of an operand is used: below that a sum is as fast as its operands come from memory."""
 
 

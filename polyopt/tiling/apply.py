@@ -120,10 +120,8 @@ def _apply_blocks(chain: Mapping[str, Loop], body: Tree, nest: NestPlan, names: 
 
     What stands beside the reductions runs once a block. The order in which an element's terms are added stays.
     """
-    assert nest.vector is not None, "blocks are blocks of lanes"
-    vector = replace(chain[nest.vector], kind="vector")
     children = body.children if isinstance(body, Sequence) else (body,)
-    body = sequence([_in_passes(child, vector, nest, names) for child in children])
+    body = sequence([_in_passes(child, chain, nest, names) for child in children])
     for name in reversed(nest.order):
         if name == nest.vector:
             body = _tile_loop(chain[name], names[_block(name)], nest.block, body)
@@ -132,18 +130,32 @@ def _apply_blocks(chain: Mapping[str, Loop], body: Tree, nest: NestPlan, names: 
     return body
 
 
-def _in_passes(child: Tree, vector: Loop, nest: NestPlan, names: Mapping[str, str]) -> Tree:
-    """A reduction inside a block, `passes` iterations of its innermost loop at a time; a statement in its lanes."""
+def _in_passes(child: Tree, chain: Mapping[str, Loop], nest: NestPlan, names: Mapping[str, str]) -> Tree:
+    """A reduction inside a block, `passes` iterations of its innermost loop at a time as the tiles pass by; a statement
+    beside it in lanes, tile by tile where a tile has rows."""
+    assert nest.vector is not None, "blocks are blocks of lanes"
     if not isinstance(child, Loop):
-        return _sink(vector, child)
+        vector = replace(chain[nest.vector], kind="vector")
+        return _in_tiles(child, chain, nest, names) if nest.rows is not None else _sink(vector, child)
     iterations = dict(nest.passes).get(child.name)
     if iterations is None:
-        return replace(child, body=_in_passes(child.body, vector, nest, names))
-    size = nest.tile(vector.name)
-    assert size is not None, "the tiles that pass by have a size"
-    tiles = replace(vector, kind="serial", rows=_restricted(vector, child.statements))
-    inner = _tile_loop(tiles, names[vector.name], size, _sink(vector, child))
-    return _tile_loop(child, names[child.name], iterations, inner)
+        return replace(child, body=_in_passes(child.body, chain, nest, names))
+    return _tile_loop(child, names[child.name], iterations, _in_tiles(child, chain, nest, names))
+
+
+def _in_tiles(child: Tree, chain: Mapping[str, Loop], nest: NestPlan, names: Mapping[str, str]) -> Tree:
+    """Register tiles of what is inside a block, one after the other."""
+    kinds: dict[str | None, LoopKind] = {nest.rows: "unrolled", nest.vector: "vector"}
+    held = [name for name in (nest.rows, nest.vector) if name is not None]
+    body = child
+    for name in reversed(held):
+        body = _sink(replace(chain[name], kind=kinds[name]), body)
+    for name in reversed(held):
+        size = nest.tile(name)
+        assert size is not None, "the tiles that pass by have a size"
+        around = replace(chain[name], kind="serial", rows=_restricted(chain[name], statements(child)))
+        body = _tile_loop(around, names[name], size, body)
+    return body
 
 
 def _tile_loop(loop: Loop, tile: str, size: int, body: Tree) -> Loop:

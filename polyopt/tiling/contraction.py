@@ -38,6 +38,14 @@ UNFORESEEN = 20.0
 """Cycles until a row from behind the second cache arrives, where a tile takes a piece of it and goes on to the next:
 for each piece, since no prefetcher foresees it (measured on AVX-512, of batches of 64 x 64 and of 64 x 8192)."""
 
+TILES_PASS = 32
+"""Rows from behind the second cache that tiles take pieces of before the next rows come, where all tiles pass by them:
+so few that what was read ahead is still near, so many that sums are seldom taken up again (measured
+on AVX-512: 16 and 64 are slower)."""
+
+LEAST_BLOCK = 512
+"""Columns of a block of sums that stays near while rows pass by: long enough to read an operand in runs."""
+
 PAGE_BYTES = 4096
 
 START = 8.0
@@ -121,8 +129,10 @@ def choose(
             _operand(access.read.subscripts, axis, lanes, packed=number in packed)
             for number, access in enumerate(statement.reads)
         ]
-        read = [number for number, o in enumerate(operands) if o.by_lane and not o.by_row and number not in packed]
-        once, again = _far_rows(statement, roles, extents, target, read, (axis, lanes))
+        once, again = far_rows(statement, roles, extents, target, (axis, lanes), packed)
+        returns = 1 if axis is None else -(-extents.axis(statement.name, axis) // max(height, 1))
+        if axis is not None and returns == 1 and read_in_runs(statement, roles, extents, target, (axis, lanes), packed):
+            once = again = 0.0
         most = MOST_ROWS if axis is None and streams(statement, extents, lanes) else MOST_VECTORS
         for rows_held, vectors in _tiles(registers, operands, width, height, length, most):
             cuts = (blocks.get(lanes), vectors * width, width), (blocks.get(axis or ""), rows_held, 1)
@@ -131,7 +141,7 @@ def choose(
             loads = sum(operand.loads(rows_held, vectors) for operand in operands) / (rows_held * vectors)
             cycles = _cycles(operands, (height, rows_held), (-(-length // width), vectors), depth, far)
             pieces, passes = -(-length // (vectors * width)), -(-height // rows_held)
-            waits = UNFORESEEN * pieces * (once + again * passes)
+            waits = UNFORESEEN * pieces * (once + again * passes) / returns
             speed = height * length / width * depth / 2 / cycles
             tile = RegisterTile(axis, lanes, rows_held, vectors * width, loads, speed, waits > 0 and pieces == 1)
             edges = bool(height % rows_held) + bool(-(-length // width) % vectors)
@@ -146,26 +156,30 @@ def choose(
     )
 
 
-def _far_rows(
+def far_rows(
     statement: Statement,
     roles: Roles,
     extents: Extents,
     target: Target,
-    reads: Sequence[int],
     tile: tuple[str | None, str],
+    packed: Sequence[int] = (),
 ) -> tuple[float, float]:
     """Rows that tiles along the lanes take pieces of, of operands that come from behind the second cache: those that
     stay there for the tiles of other rows, and those that do not, as each starts a page and so falls into few sets.
 
-    reads: numbers of the operands; tile: the axes of its rows and lanes
+    tile: the axes of its rows and lanes; packed: numbers of the reads that are copied first
     """
     shape = roles.by_statement[statement.name]
     rows = {False: 0.0, True: 0.0}
-    for number in reads:
-        read = statement.reads[number].read
-        known, array = _axes_alone(read.subscripts), roles.arrays[read.tensor]
+    for number, access in enumerate(statement.reads):
+        read = access.read
+        operand = _operand(read.subscripts, *tile, packed=number in packed)
+        if number in packed or operand.by_row or not operand.by_lane:
+            continue
+        known, array = _axes_apart(statement, extents, read.subscripts), roles.arrays[read.tensor]
         points = math.prod(extents.axis(statement.name, name) for name in known)
-        if len(known) == len(read.subscripts) and 2 * points * array.dtype.itemsize > target.l2_bytes:
+        is_read_once = all(isinstance(s, Affine) and axes_of(s) <= known for s in read.subscripts)
+        if is_read_once and 2 * points * array.dtype.itemsize > target.l2_bytes:
             depth = math.prod(extents.axis(statement.name, name) for name in known & {*shape.reduced})
             reuse = math.prod(extents.axis(statement.name, name) for name in {*shape.free} - known - {*tile})
             row = array.shape[-1]
@@ -173,30 +187,67 @@ def _far_rows(
     return rows[False], rows[True]
 
 
-def streams(statement: Statement, extents: Extents, lanes: str, *, but_steady: bool = False) -> bool:
-    """Whether a sum reads each element that lies along the lanes once: every axis with a choice is a subscript alone.
+def read_in_runs(
+    statement: Statement,
+    roles: Roles,
+    extents: Extents,
+    target: Target,
+    tile: tuple[str, str],
+    packed: Sequence[int] = (),
+) -> bool:
+    """Whether all tiles of a block of columns had better pass by a few rows of an operand before the next rows come.
+
+    So where the rows are long and come from behind the second cache, each once, and sums of so many rows of the result
+    stay in the first cache.
+    tile: the axes of its rows and lanes
+    """
+    rows, lanes = tile
+    depth = math.prod(extents.axis(statement.name, name) for name in roles.by_statement[statement.name].reduced)
+    sum_bytes = extents.axis(statement.name, rows) * roles.arrays[statement.array].dtype.itemsize
+    if depth < 4 * TILES_PASS or extents.axis(statement.name, lanes) <= LEAST_BLOCK:
+        return False
+    if sum_bytes * LEAST_BLOCK > target.l1_bytes or not streams(statement, extents, lanes, held=rows):
+        return False
+    return sum(far_rows(statement, roles, extents, target, tile, packed)) > 0
+
+
+def streams(
+    statement: Statement, extents: Extents, lanes: str, *, held: str | None = None, but_steady: bool = False
+) -> bool:
+    """Whether a sum reads each element that lies along the lanes once: every axis with a choice is a subscript alone,
+    or takes steps that the others of its subscript do not fill.
 
     Windows read an element several times. Wider tiles would load it no less often, and each tile would meet the edges.
+    held:       an axis whose points a tile serves with one load
     but_steady: what stays the same while the sum runs, such as a mean of the column, does not count
     """
-    axes = {name for name in statement.axes if extents.axis(statement.name, name) > 1}
+    axes = {name for name in statement.axes if name != held and extents.axis(statement.name, name) > 1}
     reads = [access.read.subscripts for access in statement.reads]
     along = [subscripts for subscripts in reads if any(moves(subscript, lanes) for subscript in subscripts)]
     if but_steady:
         written = {name for subscript in statement.subscripts for name in _axes_in(subscript)}
         summed = set(statement.axes) - written
         along = [subscripts for subscripts in along if any(moves(s, name) for s in subscripts for name in summed)]
-    return statement.is_update and all(axes <= _axes_alone(subscripts) for subscripts in along)
+    return statement.is_update and all(axes <= _axes_apart(statement, extents, subscripts) for subscripts in along)
 
 
 def _axes_in(subscript: Subscript) -> frozenset[str]:
     return axes_of(subscript) if isinstance(subscript, Affine) else frozenset()
 
 
-def _axes_alone(subscripts: Sequence[Subscript]) -> set[str]:
-    """The axes that are, with an offset, all there is in some subscript."""
-    terms = [subscript.terms for subscript in subscripts if isinstance(subscript, Affine)]
-    return {atom.name for ((atom, _), *others) in filter(None, terms) if isinstance(atom, AxisRef) and not others}
+def _axes_apart(statement: Statement, extents: Extents, subscripts: Sequence[Subscript]) -> set[str]:
+    """The axes of subscripts that are another place for each of their points: with an offset an axis alone, or the
+    number of a stretch and the place in it, `512*p + q`."""
+    found: set[str] = set()
+    for subscript in subscripts:
+        terms = subscript.terms if isinstance(subscript, Affine) else ()
+        steps = {atom.name: abs(step) for atom, step in terms if isinstance(atom, AxisRef)}
+        reach, are_apart = 0, len(steps) == len(terms)
+        for name in sorted(steps, key=lambda name: steps[name]):
+            are_apart &= reach < steps[name]
+            reach += steps[name] * (extents.axis(statement.name, name) - 1)
+        found |= {*steps} if are_apart else set()
+    return found
 
 
 def lanes_of(statement: Statement, roles: Roles, target: Target) -> int:

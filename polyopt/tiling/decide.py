@@ -8,6 +8,7 @@ reuse its operands; otherwise the loops inside the chain are planned on their ow
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 from polyopt import picks
 from polyopt.classes import dataclass
@@ -17,7 +18,16 @@ from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import Target
-from polyopt.tiling.contraction import RegisterTile, choose, lanes_of, rows_along, streams
+from polyopt.tiling.contraction import (
+    LEAST_BLOCK,
+    TILES_PASS,
+    RegisterTile,
+    choose,
+    lanes_of,
+    read_in_runs,
+    rows_along,
+    streams,
+)
 from polyopt.tiling.copies import Grouped
 from polyopt.tiling.cost import axis_of, covered, is_transposed, lane_score, moves
 from polyopt.tiling.extents import Extents
@@ -32,8 +42,11 @@ PASS = 8
 VECTORS = 8
 """Vectors of sums that pass by together: enough for the processor to wait for none, and to read whole cache lines."""
 
-LEAST_BLOCK, MOST_BLOCK = 512, 4096
-"""Sums of a block: long enough to read an operand in runs, short enough to stay in the first cache."""
+MOST_BLOCK = 4096
+"""Columns of a block of sums: short enough to stay near."""
+
+SHARES = 4
+"""Pieces of work that leave blocks as wide as they can be: so many threads take stretches or batches of their own."""
 
 
 def decide(
@@ -185,9 +198,9 @@ class _Planner:
         if tile is None or tile.lanes not in axes or tile.rows not in axes:
             tile = self.register_tile(update, axes, vector)
         vector, rows = axes[tile.lanes], axes[tile.rows] if tile.rows and tile.height > 1 else None
-        passes = () if rows or update.name in self.tiles else self.passes(body, tile)
+        passes = () if update.name in self.tiles else self.passes(body, tile, rows)
         if passes:
-            return self.in_blocks(chain, body, vector, tile, passes, heavy)
+            return self.in_blocks(chain, body, (rows, vector), tile, passes, heavy)
         first = self.rows_first(update, tile)
         along = [rows.name] if rows else []
         moved = [*along, vector.name] if first else [vector.name, *along]
@@ -226,7 +239,7 @@ class _Planner:
         self,
         chain: Sequence[Loop],
         body: Tree,
-        vector: Loop,
+        tiled: tuple[Loop | None, Loop],
         tile: RegisterTile,
         passes: tuple[tuple[str, int], ...],
         heavy: Sequence[str],
@@ -234,26 +247,36 @@ class _Planner:
         """Sums that read an operand larger than the cache once: by a few of its rows at a time, each in long runs.
 
         Kept in registers for all rows, the sums would read a few vectors of each row: a page, or a stream that the
-        processor does not foresee, for each. A block of them stays in the first cache instead.
+        processor does not foresee, for each. A block of them stays near instead.
+        tiled: the loops of the register tile's rows, if it has some, and of its lanes
         """
+        rows, vector = tiled
         names = tuple(loop.name for loop in chain)
-        order = (*(name for name in names if name != vector.name), vector.name)
+        order = (*(name for name in names if name not in [loop.name for loop in tiled if loop]), vector.name)
         together = max(len(loop.statements) for loop in loops(body) if loop.name in dict(passes))
-        columns = min(tile.columns, max(1, VECTORS // together) * self.lanes(heavy))
+        columns = tile.columns if rows else min(tile.columns, max(1, VECTORS // together) * self.lanes(heavy))
         whole = self.extent(vector, heavy)
-        fitting = min(max(-(-whole // 2), LEAST_BLOCK), MOST_BLOCK)  # two blocks saturate most memories
+        shares = prod(self.extent(loop, heavy) for loop in chain if loop not in tiled)
+        wide = whole if rows and shares >= SHARES else -(-whole // 2)  # two blocks saturate most memories
+        fitting = min(max(wide, LEAST_BLOCK), MOST_BLOCK)
         points = picks.choose(f"block of {vector.name}", fitting, lambda: (fitting, whole, LEAST_BLOCK))
         block = -(-points // columns) * columns
-        reason = f"{columns} sums stay in registers for {PASS} rows, {block} in the first cache, rows are read in runs"
-        tiles = ((vector.name, columns),)
-        return NestPlan(names, order, tiles, None, vector.name, reason, block=block, passes=passes)
+        iterations = max(points for _, points in passes)
+        shape = f"{tile.height} x {columns}" if rows else f"{columns}"
+        near = f"{block} columns of them near" if rows else f"{block} in the first cache"
+        reason = f"{shape} sums stay in registers for {iterations} rows, {near}, rows are read in runs"
+        tiles = (*(((rows.name, tile.height),) if rows else ()), (vector.name, columns))
+        held = rows.name if rows else None
+        return NestPlan(names, order, tiles, held, vector.name, reason, block=block, passes=passes)
 
-    def passes(self, body: Tree, tile: RegisterTile) -> tuple[tuple[str, int], ...]:
+    def passes(self, body: Tree, tile: RegisterTile, rows: Loop | None) -> tuple[tuple[str, int], ...]:
         """The innermost reduction loops of a nest, if all of them read more than a cache holds, row by row, once.
 
         Nothing where one does not, or where the nest holds anything else than sums and statements beside them.
+        rows: the loop of the register tile's rows
         """
         found = []
+        iterations = TILES_PASS if rows else PASS
         for child in body.children if isinstance(body, TreeSequence) else (body,):
             if isinstance(child, Leaf):
                 continue
@@ -263,10 +286,17 @@ class _Planner:
             nested = [*loops(child)]
             if not isinstance(inner, Loop) or any(loop.coincident for loop in nested):
                 return ()
-            if not all(self.streams_past_cache(name, inner, tile) for name in inner.statements):
+            if not all(self.passes_by(name, inner, tile) for name in inner.statements):
                 return ()
-            found.append((inner.name, PASS))
+            found.append((inner.name, iterations))
         return tuple(found)
+
+    def passes_by(self, name: str, inner: Loop, tile: RegisterTile) -> bool:
+        if tile.rows is None or tile.height == 1:
+            return self.streams_past_cache(name, inner, tile)
+        statement = self.roles.statements[name]
+        is_known = {tile.rows, tile.lanes} <= {*statement.axes} and (name, tile.rows) not in self.blocks
+        return is_known and read_in_runs(statement, self.roles, self.extents, self.target, (tile.rows, tile.lanes))
 
     def streams_past_cache(self, name: str, rows: Loop, tile: RegisterTile) -> bool:
         """Whether a sum reads elements along the lanes once, in rows longer than a tile, more than the first cache."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import polyopt as po
 from polyopt import bf16, f32, f64
 from polyopt.dsl.affine import axis
 from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, loops
+from polyopt.target import Target, preset
 from polyopt.tiling.apply import apply
 from polyopt.tiling.plan import NestPlan, TilingPlan
 from tests.golden.test_golden import MACHINE
+
+AVX512 = replace(preset("avx512"), l1_bytes=48 << 10, l2_bytes=1 << 21)
 
 B, M, N, K = po.sizes("B M N K")
 b, i, j, k = po.indices("b i j k")
@@ -72,6 +76,20 @@ def product(x: f32[M, K], w: f32[K, N]):
     return y
 
 
+@po.op
+def dense(x: f32[M, K], w: f32[K, N], bias: f32[N]):
+    y = po.tensor("y")
+    y[i, j] = po.maximum(po.sum(x[i, k] * w[k, j], k) + bias[j], 0)
+    return y
+
+
+@po.op
+def heads(x: f32[B, M, K], w: f32[B, K, N]):
+    y = po.tensor("y")
+    y[b, i, j] += x[b, i, k] * w[b, k, j]
+    return y
+
+
 def nests(operator: po.Op, target: Any = MACHINE, **sizes: int) -> list[NestPlan]:
     return list(operator.lower(target=target, **sizes).tiling.nests)
 
@@ -98,6 +116,58 @@ def test_other_sums_stay_in_registers(operator: po.Op, sizes: dict[str, int]) ->
     assert not any(nest.block for nest in nests(operator, **sizes))
 
 
+def test_tiles_of_few_rows_pass_by_long_rows_from_behind_the_second_cache() -> None:
+    """Each row of w starts a page, and each tile would take three lines of it."""
+    (nest,) = nests(product, AVX512, M=6, N=2048, K=1024)
+    assert nest.rows == "i" and dict(nest.tiles)["i"] == 6 and nest.passes == (("k", 32),)
+    assert nest.order == ("j",) and nest.block >= 1024
+    assert "blocks of" in str(nest) and "rows are read in runs" in str(nest)
+
+
+def test_stretches_of_terms_leave_rows_whole() -> None:
+    """Threads share the stretches, so blocks need not be shared out too."""
+    nest, _ = nests(product, AVX512, M=12, N=1024, K=1024)
+    assert nest.order[0] == "k_part" and nest.block >= 1024 and nest.passes == (("k", 32),)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"M": 6, "N": 256, "K": 1024},  # near enough
+        {"M": 6, "N": 256, "K": 4096},  # rows are no longer than what is read ahead
+        {"M": 6, "N": 8192, "K": 64},  # few rows to pass by
+        {"M": 30, "N": 1024, "K": 1024},  # sums of so many rows are not near
+    ],
+)
+def test_other_products_stay_in_registers(sizes: dict[str, int]) -> None:
+    assert not any(nest.block for nest in nests(product, AVX512, **sizes))
+
+
+@pytest.mark.parametrize("numerics", ["default", "strict"])
+@pytest.mark.parametrize(("m", "n", "k"), [(6, 1100, 520), (9, 1031, 701), (13, 521, 1283)])
+def test_products_in_blocks_are_those_of_the_reference(
+    polyopt_check: Any, numerics: Any, m: int, n: int, k: int
+) -> None:
+    operator = po.op(numerics=numerics)(product.__wrapped__)
+    polyopt_check(operator, M=m, N=n, K=k)
+    for name in ("avx2", "avx512", "generic"):
+        operator.lower(target=near(name), M=m, N=n, K=k).verify()
+    assert any(nest.block and nest.rows for nest in nests(operator, near("avx512"), M=m, N=n, K=k))
+
+
+def test_an_epilogue_and_batches_of_products_in_blocks(polyopt_check: Any) -> None:
+    for operator, sizes in ((dense, {"M": 5, "N": 601, "K": 257}), (heads, {"B": 3, "M": 5, "N": 601, "K": 257})):
+        polyopt_check(operator, **sizes)
+        lowering = operator.lower(target=near("avx512"), **sizes)
+        lowering.verify()
+        assert any(nest.block and nest.rows for nest in lowering.tiling.nests) and not lowering.fallback
+
+
+def near(name: str) -> Target:
+    """A machine whose second cache holds little."""
+    return replace(preset(name), l2_bytes=1 << 18)
+
+
 def test_each_of_two_sums_passes_by() -> None:
     (nest,) = nests(spread, M=300, N=600)
     assert nest.block and len(nest.passes) == 2
@@ -105,6 +175,19 @@ def test_each_of_two_sums_passes_by() -> None:
 
 def loop(name: str, body: Tree, *names: str, coincident: bool = False) -> Loop:
     return Loop(name, tuple((s, axis(name)) for s in names), body, coincident, reduction=not coincident)
+
+
+def test_a_register_tile_in_a_block_stands_inside_the_rows_that_pass_by() -> None:
+    update = loop("k", Leaf("update"), "update")
+    body = Sequence((Leaf("init"), update))
+    tree = loop("i", loop("j", body, "init", "update", coincident=True), "init", "update", coincident=True)
+    nest = NestPlan(("i", "j"), ("j",), (("i", 3), ("j", 4)), "i", "j", "a test", block=16, passes=(("k", 2),))
+    blocks = apply(tree, TilingPlan((nest,)))
+    around = {s: [(one.name, one.kind) for one in loops(blocks) if s in one.statements] for s in ("init", "update")}
+    tile = [("i_tile", "serial"), ("j_tile", "serial")]
+    points = [("i", "unrolled"), ("j", "vector")]
+    assert around["init"] == [("j_block", "serial"), *tile, *points]
+    assert around["update"] == [("j_block", "serial"), ("k_tile", "serial"), *tile, ("k", "serial"), *points]
 
 
 def test_a_block_goes_around_the_reduction_and_its_tiles_inside() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -38,13 +40,18 @@ def batched(x: f32[B, M, K], y: f32[B, K, N]):
 
 
 def tile_of(
-    op: po.Op, lanes: str, target: Target = MACHINE, packed: tuple[int, ...] = (), **sizes: Any
+    op: po.Op,
+    lanes: str,
+    target: Target = MACHINE,
+    packed: tuple[int, ...] = (),
+    blocks: Mapping[str, int] = MappingProxyType({}),
+    **sizes: Any,
 ) -> RegisterTile:
     scop = extract.extract(rewrite(op.lower(target=target, **sizes).program))  # sums as loops
     (update,) = [statement for statement in scop.statements if statement.is_update]
     roles = Roles.of(scop)
     rows = rows_along(update, roles, roles.by_statement[update.name].free, lanes)
-    return choose(update, roles, Extents(scop), target, lanes=lanes, rows=rows, packed=packed)
+    return choose(update, roles, Extents(scop), target, lanes=lanes, rows=rows, packed=packed, blocks=blocks)
 
 
 @pytest.mark.parametrize("target", [MACHINE, AVX512], ids=lambda target: target.name)
@@ -70,6 +77,20 @@ def test_tiles_of_operands_from_behind_the_second_cache_take_whole_rows() -> Non
     assert tile_of(batched, "j", machine, B=128, M=64, N=64, K=64).columns == 64
     assert tile_of(product, "j", machine, M=8, N=1024, K=1024).height == 8  # rows of pages would be read again
     assert tile_of(product, "j", machine, M=513, N=513, K=513).columns == 32  # too few rows are far to matter
+
+
+def test_rows_that_outer_loops_come_back_to_are_near() -> None:
+    machine = replace(AVX512, l2_bytes=1 << 21)
+    assert tile_of(batched, "j", machine, B=128, M=1024, N=64, K=64).columns == 32
+    few, many = ({"i": points} for points in (28, 14))
+    assert tile_of(batched, "j", machine, blocks=few, B=128, M=28, N=64, K=64).columns == 64
+    assert tile_of(batched, "j", machine, blocks=many, B=128, M=14 * 64, N=64, K=64).columns == 32
+
+
+def test_tiles_that_pass_by_wait_for_no_far_row() -> None:
+    """Wide tiles of five rows take fewer pieces of each row, but pieces that others take the rest of cost nothing."""
+    machine = replace(AVX512, l1_bytes=48 << 10, l2_bytes=1 << 21)
+    assert tile_of(product, "j", machine, M=20, N=1000, K=500).height == 10
 
 
 @pytest.mark.parametrize("target", [MACHINE, AVX512], ids=lambda target: target.name)
