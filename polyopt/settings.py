@@ -82,7 +82,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         cache_dir=Path(cache_dir).expanduser() if cache_dir else None,
         cache_bytes=_or(_integer(environment, "POLYOPT_CACHE_BYTES"), DEFAULT_CACHE_BYTES),
         log=tuple(name.strip() for name in environment.get("POLYOPT_LOG", "").split(",") if name.strip()),
-        verify=_or(_integer(environment, "POLYOPT_VERIFY"), PROOF_LEVEL),
+        verify=_or(_integer(environment, "POLYOPT_VERIFY", most=ENUMERATION_LEVEL), PROOF_LEVEL),
         fast_call=_integer(environment, "POLYOPT_FAST_CALL") != 0,
         kept_bytes=_integer(environment, "POLYOPT_KEPT_BYTES"),
         traceback=wants_whole_traceback(environment),
@@ -135,14 +135,14 @@ def _or(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-def _integer(environment: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
+def _integer(environment: Mapping[str, str], name: str, *, least: int = 0, most: int | None = None) -> int | None:
     text = environment.get(name, "").strip()
     if not text:
         return None
-    if not text.isdecimal() or int(text) < least:
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
         raise ArgumentError(
             f"the environment variable {name} holds {text!r}",
-            why=f"it must be a whole number, at least {least}",
+            why=f"it must be a whole number, {f'at least {least}' if most is None else f'from {least} to {most}'}",
             fix=f"unset {name}, or set it to a number",
             facts={"variable": name, "value": text},
         )
@@ -151,6 +151,8 @@ def _integer(environment: Mapping[str, str], name: str, *, least: int = 0) -> in
 
 # --- logging --------------------------------------------------------------------------------------------------
 
+_log = logging.getLogger(__name__)
+_KNOWN = "all, schedule, fusion, codegen, cache, and modules of polyopt such as poly.storage"
 _TOPICS: Mapping[str, tuple[str, ...]] = {
     "all": ("polyopt",),
     "codegen": ("polyopt.codegen", "polyopt.codegen_c", "polyopt.codegen_cuda", "polyopt.loops", "polyopt.compilation"),
@@ -161,9 +163,14 @@ _TOPICS: Mapping[str, tuple[str, ...]] = {
 def configure_logging(settings: Settings) -> None:
     """Send the logs of the topics in `settings.log` to the terminal, at DEBUG.
 
-    A topic is "all", "schedule", "codegen" or the name of a module below `polyopt` ("fusion", "cache", ...).
+    A topic is "all", "schedule", "codegen" or the name of a module below `polyopt` ("fusion", "cache", ...). Any other
+    one logs nothing, and a warning says so.
     """
     for topic in settings.log:
+        place = Path(__file__).parent.joinpath(*topic.split("."))
+        if topic not in _TOPICS and not place.is_dir() and not place.with_suffix(".py").is_file():
+            _log.warning("POLYOPT_LOG names '%s', which logs nothing: the topics are %s", topic, _KNOWN)
+            continue
         for name in _TOPICS.get(topic, (f"polyopt.{topic}",)):
             logger = logging.getLogger(name)
             logger.setLevel(logging.DEBUG)

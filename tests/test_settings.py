@@ -42,6 +42,7 @@ def test_every_variable_is_read() -> None:
         ("POLYOPT_NUM_THREADS", "many"),
         ("POLYOPT_VERIFY", "-1"),
         ("POLYOPT_VERIFY", "2.5"),
+        ("POLYOPT_VERIFY", "3"),
     ],
 )
 def test_an_unreadable_value_is_named(name: str, value: str) -> None:
@@ -96,3 +97,21 @@ def test_the_topics_of_the_log_reach_the_terminal(capsys: pytest.CaptureFixture[
         for name in names:
             logging.getLogger(name).handlers.clear()
             logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("topic", ["fusoin", "poly.nothing", "../errors"])
+def test_a_topic_that_logs_nothing_is_named(topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    settings.configure_logging(Settings(log=(topic,)))
+    (record,) = caplog.records
+    assert f"'{topic}', which logs nothing" in record.getMessage()
+    assert not logging.getLogger(f"polyopt.{topic}").handlers
+
+
+def test_the_topic_of_a_module_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("polyopt.poly.storage")
+    try:
+        settings.configure_logging(Settings(log=("poly.storage",)))
+        assert not caplog.records and len(logger.handlers) == 1
+    finally:
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
