@@ -91,21 +91,27 @@ def _partial(program: ir.Program, equation: ir.Equation, target: Target) -> Part
     if any(read.boundary is not None or read.dtype != equation.reducer.dtype or not _is_affine(read) for read in reads):
         return None  # what is converted is copied whole, or goes to instructions that take groups of terms
     longest = max(equation.reduce_axes, key=lambda a: size[a.name])
-    parts = min(MOST_PARTS, 1 << (max(size[longest.name] // LEAST_TERMS, 1).bit_length() - 1))
+    if longest.lower != (Affine(0),):
+        return None
+    most = min(MOST_PARTS, 1 << (max(size[longest.name] // LEAST_TERMS, 1).bit_length() - 1))
     results = prod(size[name] for name in free) * equation.reducer.dtype.itemsize
     read_bytes = sum(prod(size[n] for n in axes) * read.dtype.itemsize for read, axes in zip(reads, known, strict=True))
     worth = (
-        parts >= LEAST_PARTS
-        and longest.lower == (Affine(0),)
+        most >= LEAST_PARTS
         and all(longest.name in axes for axes in known)
         and all(prod(size[n] for n in free - axes) >= LEAST_REUSE for axes in known)
         and 2 * read_bytes > target.l2_bytes
-        and 4 * parts * results <= target.l2_bytes
+        and 4 * most * results <= target.l2_bytes
     )
-    if not worth or not picks.choose(f"partial sums of {equation.tensor}", True, lambda: (True, False)):
+    best = most if worth else 1
+    counts = [best, *(n for n in (1, 2, 4, 8, 16) if n != best and n <= size[longest.name])]
+    parts = picks.choose(f"parts of the sums of {equation.tensor}", best, lambda: counts)
+    if parts == 1:
         return None
-    terms = -(-size[longest.name] // (parts * WHOLE)) * WHOLE
+    whole = WHOLE if size[longest.name] >= WHOLE * parts else 1
+    terms = -(-size[longest.name] // (parts * whole)) * whole
     reason = f"few results to share among threads, and {read_bytes} bytes of operands, more than stay near a core"
+    reason = reason if worth else "a pick asks for them"
     return PartialSum(equation.name, longest.name, -(-size[longest.name] // terms), terms, reason)
 
 

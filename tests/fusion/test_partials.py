@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import f32, i8
+from polyopt import compilation, f32, i8
 from polyopt.fusion import partials
+from polyopt.picks import Pick
 from polyopt.runtime import pool
 from polyopt.target import preset
 from tests.poly import running
@@ -107,6 +108,23 @@ def test_partial_sums_add_up_to_the_same(op: po.Op, terms: int, monkeypatch: pyt
     args = {"x": x, "y": y} if op is product else {"x": x, "y": y.T.copy(), "bias": bias}
     lowering = op.lower(*args.values(), target=replace(SMALL, l2_bytes=17 << 10))
     assert not lowering.fallback and "4 partial sums" in str(lowering.fusion)
+    (result,) = running.run(lowering.loops, args).values()
+    np.testing.assert_array_equal(result, x @ y if op is product else np.maximum(x @ y + bias, 0))
+
+
+@pytest.mark.parametrize("parts", [2, 4, 16])
+@pytest.mark.parametrize("op", [product, relu_of_product])
+def test_picks_split_what_would_gain_nothing(op: po.Op, parts: int) -> None:
+    """So the tuner tries other numbers of parts, and random programs, which are small, have parts at all."""
+    numbers = np.random.default_rng(0)
+    x, y = (numbers.integers(-3, 4, shape).astype(np.float32) for shape in ((5, 19), (19, 7)))
+    bias = numbers.integers(-3, 4, 7).astype(np.float32)
+    args = {"x": x, "y": y} if op is product else {"x": x, "y": y.T.copy(), "bias": bias}
+    tensor = "z" if op is product else "s"
+    sizes = {"M": 5, "N": 7, "K": 19}
+    pick = Pick(f"parts of the sums of {tensor}", str(parts))
+    lowering = compilation.lower_with(op.problem(**sizes), (pick,))
+    assert not lowering.fallback and f"{-(-19 // -(-19 // parts))} partial sums of" in str(lowering.fusion)
     (result,) = running.run(lowering.loops, args).values()
     np.testing.assert_array_equal(result, x @ y if op is product else np.maximum(x @ y + bias, 0))
 
