@@ -24,6 +24,11 @@ from polyopt.poly.space import Space, bounds, stretched
 from polyopt.tiling import produced
 from polyopt.tiling.pack import Packing, PackPlan, batches_of, cut_dimension
 
+ROWS_INSIDE = 2
+"""Axes along the columns of a computed block that it scans inside its terms: a run of a few rows is written on end.
+Where the block begins and ends in the outer ones, such as images of a batch, takes divisions, once and not for each
+term."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
@@ -129,7 +134,8 @@ def _computed(
         loops.append((panel, axis(panel), {n: axis(a) // packing.points for n, a in sharing.items()}))
     together = set.intersection(*(set(sharing) for _, _, sharing in loops)) - {writer.name} if loops else set()
     rows = {n: tuple((loop, sharing[n]) for loop, _, sharing in loops) for n in sorted(together)}
-    rows[own.name] = tuple((loop, row) for loop, row, _ in loops)
+    outer = [name for name in own.axes if name in axes_of(along)][:-ROWS_INSIDE]
+    rows[own.name] = (*((loop, row) for loop, row, _ in loops), *((name, axis(name)) for name in outer))
     changed = {writer.name: own, update.name: copy.redirected()}
     statements = tuple(changed.get(s.name, s) for s in scop.statements)
     arrays = (*(a for a in scop.arrays if a is not source), array)

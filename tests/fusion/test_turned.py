@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,15 @@ def test_columns_of_windows_are_written_side_by_side_at_once() -> None:
     found = shapes(windows, x, t)
     assert found["x_wide_columns"] == (297, 36)
     assert not any("columns_turned" in name for name in found)
+    np.testing.assert_array_equal(windows(x, t), windows.reference(x, t))
+
+
+def test_where_a_block_begins_in_a_batch_is_found_once_and_not_for_each_term() -> None:
+    x, t = arrays((4, 33, 5, 5), (130, 33, 3, 3))
+    lines = str(windows.lower(x, t, target=preset("avx2")).loops).splitlines()
+    (written,) = (n for n, line in enumerate(lines) if line.lstrip().startswith("x_wide_columns_packed["))
+    axes = [re.findall(r"for (\w+) in", line)[0] for line in lines[written - 6 : written]]
+    assert axes == ["b", "c", "r", "s", "h", "w"]
     np.testing.assert_array_equal(windows(x, t), windows.reference(x, t))
 
 
