@@ -59,6 +59,22 @@ def test_quotients_have_the_bits_of_a_division(operator: po.Op, dtype: str, colu
     assert ((found.view(whole) == wanted.view(whole)) | (np.isnan(found) & np.isnan(wanted))).all()
 
 
+@pytest.mark.parametrize(("operator", "dtype", "safe"), [(shares, "float32", 64), (shares_f64, "float64", 512)])
+def test_quotients_have_the_bits_of_a_division_up_to_the_limits_of_what_is_safe(
+    operator: po.Op, dtype: str, safe: int
+) -> None:
+    random = np.random.default_rng(safe)
+    rows, columns = 512, 256
+    mantissa = random.uniform(1, 2, (rows, columns)).astype(dtype)
+    edges = random.integers(0, 3, (rows, 1)) * (safe - 3) - (safe - 3)  # rows of one magnitude: no lane is divided
+    x = np.ldexp(mantissa, edges + random.integers(-3, 3, (rows, columns)))
+    x[::7, 5] = np.asarray([2.0**safe, np.nextafter(2.0**-safe, 0)], dtype)[random.integers(0, 2, len(x[::7]))]
+    total = np.ldexp(random.uniform(1, 2, rows).astype(dtype), random.integers(-61, 61, rows))
+    with np.errstate(all="ignore"):
+        wanted = x / total[:, None]
+    assert np.array_equal(operator(x, total), wanted)
+
+
 def lines(target: Target, **sizes: int) -> str:
     text: str = shares.lower(target=target, **sizes).source("llvm")
     return text
@@ -67,3 +83,8 @@ def lines(target: Target, **sizes: int) -> str:
 def test_a_division_by_a_number_of_the_row_is_one_of_scalars_and_remainders_of_vectors() -> None:
     assert "fdiv float 0x3FF0000000000000" in lines(preset("avx512"), M=100, N=1000)
     assert "fdiv float 0x3FF0000000000000" not in lines(preset("avx2"), M=100, N=1000)
+
+
+def test_lanes_are_found_safe_by_their_bits_without_a_mask() -> None:
+    text = lines(preset("avx512"), M=100, N=1024)
+    assert "to i512" in text and "sext <16 x i1>" not in text
