@@ -13,7 +13,7 @@ import polyopt as po
 from polyopt import api, f64, strict
 from polyopt.loops.ir import Block, For, Load, LoopProgram, Store, integer, walk_expr
 
-N = po.size("N")
+K, M, N = po.sizes("K M N")
 t = po.index("t", 1, N)
 
 
@@ -160,6 +160,20 @@ def test_an_element_that_no_branch_needs_may_be_left_unread() -> None:
     chosen = (place > 3, (place < 3) & m, (place > 3) & m, m, place >= 0)
     for result, where in zip(results, chosen, strict=True):
         assert (result == np.where(where, x, -x)).all()
+
+
+@po.op
+def beside(w: f64[M, K], at: po.i32[N]):
+    z = po.tensor("z")
+    z[i] = w.pad(1)[at[i], i - 40]
+    return z
+
+
+def test_where_in_the_padding_an_element_lies_may_be_left_unread() -> None:
+    """The first 40 are 1, whatever `at` holds: that nobody looks there was called illegal."""
+    with po.strict_checks():
+        result = beside(np.zeros((1, 4)), np.zeros(64, np.int32))
+    assert (result == [i not in range(40, 44) for i in range(64)]).all()
 
 
 def test_an_element_that_data_may_choose_must_be_read() -> None:

@@ -7,7 +7,7 @@ data may be any index.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, assert_never
 
@@ -25,9 +25,6 @@ from polyopt.poly.tree import Leaf, Loop, Sequence, Tree
 
 Index = tuple[int | None, ...]
 """An element of a buffer; None for a subscript that is data."""
-
-_Operands = Callable[[ir.Op[ir.Expr], Mapping[str, int]], Iterable[ir.Expr]]
-"""The operands of an operation that are evaluated at a point."""
 
 
 def check_places(
@@ -82,37 +79,38 @@ class _Places:
             raise _fault(instance, f"it writes {_text(instance.write)}, and should write {statement.array}{written}")
         indices = [s.value for s in statement.subscripts if isinstance(s, ir.DataIndex)]
         values = (*indices, statement.value)
-        named = [place for expr in values for place in self.reads(statement, expr, axes, _operands)]
+        named = [place for expr in values for place in self.reads(statement, expr, axes)]
         for access in instance.reads:
             if not any(_is(access, array, index) for array, index in named):
                 raise _fault(instance, f"it reads {_text(access)}, which its equation does not name")
-        for array, index in (p for expr in values for p in self.reads(statement, expr, axes, self.needed)):
+        for array, index in (p for e in values for p in self.reads(statement, e, axes, only_needed=True)):
             if not any(_is(access, array, index) for access in instance.reads) and None not in index:
                 raise _fault(instance, f"it does not read {array}{index}, which its equation names")
 
     def reads(
-        self, statement: Statement, expr: ir.Expr, axes: Mapping[str, int], operands: _Operands
+        self, statement: Statement, expr: ir.Expr, axes: Mapping[str, int], *, only_needed: bool = False
     ) -> Iterator[tuple[str, Index]]:
         """The elements that evaluating an expression reads, in the branches that its conditions take.
 
-        operands: which operands of an operation are evaluated
+        only_needed: but for those whose values do not matter, which a loop program may leave out
         """
         match expr:
             case ir.Const() | ir.Var() | ir.IndexValue():
                 return
             case ir.Op():
-                for arg in operands(expr, axes):
-                    yield from self.reads(statement, arg, axes, operands)
+                for arg in self.needed(expr, axes) if only_needed else expr.args:
+                    yield from self.reads(statement, arg, axes, only_needed=only_needed)
             case ir.Cast(arg=arg):
-                yield from self.reads(statement, arg, axes, operands)
+                yield from self.reads(statement, arg, axes, only_needed=only_needed)
             case ir.Where(condition, then, otherwise):
                 taken = then if holds(condition, axes, self.sizes) else otherwise
-                yield from self.reads(statement, taken, axes, operands)
+                yield from self.reads(statement, taken, axes, only_needed=only_needed)
             case ir.Read(tensor, subscripts, _, boundary):
+                is_padding = isinstance(boundary, ir.Pad) and self.is_outside(tensor, subscripts, axes)
                 for subscript in subscripts:
-                    if isinstance(subscript, ir.DataIndex):
-                        yield from self.reads(statement, subscript.value, axes, operands)
-                if not (isinstance(boundary, ir.Pad) and self.is_outside(tensor, subscripts, axes)):
+                    if isinstance(subscript, ir.DataIndex) and not (is_padding and only_needed):
+                        yield from self.reads(statement, subscript.value, axes, only_needed=only_needed)
+                if not is_padding:
                     yield tensor, self.place(statement, tensor, subscripts, boundary, axes)
             case ir.Reduce():
                 raise AssertionError("a reduction is a statement of its own")
@@ -120,7 +118,7 @@ class _Places:
                 assert_never(expr)
 
     def needed(self, expr: ir.Op[ir.Expr], axes: Mapping[str, int]) -> Iterable[ir.Expr]:
-        """The operands whose values matter: where what decides is no data, a loop program may leave out the others."""
+        """The operands whose values matter: where what decides is no data, the others are never asked for."""
         if self.number(expr, axes) is not None:
             return ()
         if expr.name == "select" and (chosen := self.number(expr.args[0], axes)) is not None:
@@ -188,11 +186,6 @@ class _Places:
 
     def loop_values(self, statement: Statement, axes: Mapping[str, int]) -> dict[str, int]:
         return {name: self.value(loop.row(statement.name), axes) for name, loop in self.loops[statement.name].items()}
-
-
-def _operands(expr: ir.Op[ir.Expr], axes: Mapping[str, int]) -> Iterable[ir.Expr]:
-    """All operands, whether or not their values matter."""
-    return expr.args
 
 
 def _is(access: Access, array: str, index: Index) -> bool:

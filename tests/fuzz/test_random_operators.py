@@ -12,7 +12,7 @@ import pytest
 from polyopt.fuzz.check import check
 from polyopt.fuzz.generate import campaign_case, is_small, on_gpu, random_case
 
-BLOCKS, BLOCK = 11, 40
+BLOCKS, BLOCK = 12, 40
 """With four plans for each some 2,000 kernels."""
 GPU_SEED, GPU_CASES = 51_000_000, 10
 """The emulator's compiler takes about a second for each."""
