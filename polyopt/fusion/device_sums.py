@@ -84,12 +84,13 @@ def _in_equation(program: ir.Program, equation: ir.Equation, gpu: GpuTarget) -> 
 
 
 def _unconditional(expr: ir.Expr) -> Iterator[ir.Reduce]:
-    """The reductions in a value, but for those in branches: they may have nothing to read where these are not taken."""
-    if isinstance(expr, ir.Reduce) and expr.guard == TRUE:
+    """The reductions in a value, but for those in branches and under guards, which say where something can be read."""
+    if isinstance(expr, ir.Where) or (isinstance(expr, ir.Reduce) and expr.guard != TRUE):
+        return
+    if isinstance(expr, ir.Reduce):
         yield expr
-    if not isinstance(expr, ir.Where):
-        for child in ir.children(expr):
-            yield from _unconditional(child)
+    for child in ir.children(expr):
+        yield from _unconditional(child)
 
 
 def _partial(

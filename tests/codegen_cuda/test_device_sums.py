@@ -98,6 +98,13 @@ def scaled(x: f64[N]) -> object:
     return y
 
 
+@po.op
+def guarded(x: f64[M], y: f64[K, M]) -> object:
+    z, column = po.tensor("z", shape=(M,)), po.index("column", extent=M)
+    z[column] = po.sum(x[i] * po.max(y[k, column - 1], k), i, where=column >= 1)
+    return z
+
+
 @po.op(numerics="strict")
 def in_order(x: f32[N]) -> object:
     return po.sum(x[i], i)
@@ -195,6 +202,12 @@ def test_sums_that_need_not_wait_for_each_other_share_a_kernel() -> None:
 def test_long_rows_are_shared_by_blocks() -> None:
     """Maxima, their maximum, sums, their sum, quotients."""
     assert len(blocks(rows, M=8, N=1 << 20)) == 5
+
+
+def test_what_a_guarded_sum_takes_as_given_is_not_computed_where_the_guard_forbids_it() -> None:
+    """Column -1 of y would be read."""
+    lowering = lowered(guarded, M=3, K=1 << 16, target=small_gpu())
+    assert "[k, column - 1]" in str(lowering.rewritten) and "k_part" not in str(lowering.rewritten)
 
 
 @pytest.mark.parametrize(
