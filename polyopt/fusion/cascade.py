@@ -124,6 +124,15 @@ def decide(
     return _Finder(program, tile, kept_bytes).cascade(tensors[0]) if tensors else None
 
 
+def has_points(program: ir.Program, equation: ir.Equation, axes: tuple[ir.Axis, ...], guard: Condition = TRUE) -> bool:
+    """Whether every row of an equation has a point to reduce over, of some axes and where a guard holds."""
+    space = Space("", tuple(a.name for a in (*equation.axes, *axes)), program.sizes)
+    rows = Space("", tuple(a.name for a in equation.axes), program.sizes)
+    points = space.box((*equation.axes, *axes)) & space.condition(guard)
+    reached = points.project_out(isl.dim_type.set, len(equation.axes), len(axes))
+    return bool((rows.box(equation.axes) & conditions(program, rows)).is_subset(reached))
+
+
 @dataclass(frozen=True, slots=True)
 class _Frame:
     """The maximum: its equation, its reduction and the names of its axes."""
@@ -170,18 +179,9 @@ class _Finder:
         point = reduce.axes[0]
         if point.lower != (Affine(0),) or len(point.upper) != 1 or not equation.axes:
             return None
-        if reduce.reducer.neutral is not None or not self.has_points(equation, reduce):
+        if reduce.reducer.neutral is not None or not has_points(self.program, equation, reduce.axes, reduce.guard):
             return None  # the maximum over nothing would need its start value
         return _Frame(equation, reduce, tuple(a.name for a in equation.axes), point.name)
-
-    def has_points(self, equation: ir.Equation, reduce: ir.Reduce) -> bool:
-        """Whether every row has a point to reduce over."""
-        axes = (*equation.axes, *reduce.axes)
-        space = Space("", tuple(a.name for a in axes), self.program.sizes)
-        rows = Space("", tuple(a.name for a in equation.axes), self.program.sizes)
-        points = space.box(axes) & space.condition(reduce.guard)
-        reached = points.project_out(isl.dim_type.set, len(equation.axes), len(reduce.axes))
-        return bool((rows.box(equation.axes) & conditions(self.program, rows)).is_subset(reached))
 
     def leaves(self, frame: _Frame) -> tuple[ir.Read, ...] | None:
         """Local tensors with an element per row and point that the maximum is over, producers first; None where one

@@ -84,8 +84,11 @@ def _in_equation(program: ir.Program, equation: ir.Equation, gpu: GpuTarget) -> 
 
 
 def _unconditional(expr: ir.Expr) -> Iterator[ir.Reduce]:
-    """The reductions in a value, but for those in branches and under guards, which say where something can be read."""
-    if isinstance(expr, ir.Where) or (isinstance(expr, ir.Reduce) and expr.guard != TRUE):
+    """The reductions in a value, but for those in branches, under guards and in sums of nothing: there they may have
+    nothing to read."""
+    if isinstance(expr, ir.Where):
+        return
+    if isinstance(expr, ir.Reduce) and (expr.guard != TRUE or not all(length(a) for a in expr.axes)):
         return
     if isinstance(expr, ir.Reduce):
         yield expr

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyopt.dsl import ir
-from polyopt.dsl.affine import TRUE, axis
-from polyopt.fusion.cascade import axes_in
+from polyopt.dsl.affine import TRUE, Condition, axis, conjunction
+from polyopt.fusion.cascade import axes_in, has_points
 from polyopt.names import unused
 
 
@@ -14,7 +14,8 @@ def maxima(program: ir.Program) -> ir.Program:
     """The program with every maximum or minimum that a summand takes as given written as a tensor.
 
     `sum(exp(x[i, j] - max(x[i, j], j)), j)` reads `m[i]` instead, with `m[i] = max(x[i, j], j)`. Equal maxima share a
-    tensor. Those under a condition stay where they are.
+    tensor. Those under a condition stay where they are, and those that some row has no summand for: in that row there
+    may be nothing to take the maximum of.
     """
     for equation in program.equations:
         if equation.guard == TRUE:
@@ -38,23 +39,27 @@ def _lifted(program: ir.Program, equation: ir.Equation) -> ir.Program:
         equations.append(ir.Equation(name, name, axes, subscripts, node, span=node.span))
         return ir.Read(name, subscripts, node.dtype, span=node.span)
 
-    def visit(expr: ir.Expr, inside: frozenset[str]) -> ir.Expr:
+    def visit(expr: ir.Expr, around: tuple[ir.Axis, ...], guard: Condition) -> ir.Expr:
+        """around, guard: the summands that the expression is part of"""
         match expr:
             case ir.Where():
                 return expr
-            case ir.Reduce() if expr.reducer.name in ("max", "min") and inside and not axes_in(expr) & inside:
-                if not _starts_at_zero(equation, expr):
-                    return expr
+            case ir.Reduce() if around and is_given(expr, around):
                 if expr not in found:
+                    if not _starts_at_zero(equation, expr) or not has_points(program, equation, around, guard):
+                        return expr
                     found[expr] = lift(expr)
                 return found[expr]
-            case ir.Reduce():
-                within = inside | {a.name for a in expr.axes}
-                return ir.rebuild(expr, lambda child: visit(child, within))
+            case ir.Reduce(axes=axes):
+                within = conjunction(guard, expr.guard)
+                return ir.rebuild(expr, lambda child: visit(child, (*around, *axes), within))
             case _:
-                return ir.rebuild(expr, lambda child: visit(child, inside))
+                return ir.rebuild(expr, lambda child: visit(child, around, guard))
 
-    value = visit(equation.value, frozenset(a.name for a in equation.reduce_axes))
+    def is_given(node: ir.Reduce, around: tuple[ir.Axis, ...]) -> bool:
+        return node.reducer.name in ("max", "min") and not axes_in(node) & {a.name for a in around}
+
+    value = visit(equation.value, equation.reduce_axes, TRUE)
     if not found:
         return program
     changed = tuple(replace(e, value=value) if e is equation else e for e in program.equations)

@@ -288,3 +288,25 @@ def op(name: str, *args: ir.Expr) -> ir.Expr:
 )
 def test_the_factor_by_which_a_summand_moves(summand: ir.Expr, rule: Rescale | None) -> None:
     assert rescale.solve(summand, lambda expr: expr == M_) == rule
+
+
+@po.op
+def behind_an_edge(x: f32[M, N], y: f32[M, N]):
+    z, row = po.tensor("z", shape=(M,)), po.index("row", extent=M)
+    z[row] = po.sum(po.exp(x[row, j] - po.max(y[row - 1, d], d)), j, where=row >= 1)
+    return z
+
+
+@po.op
+def below_the_diagonal(x: f32[M, N], y: f32[M, N]):
+    z = po.tensor("z")
+    z[i] = po.sum(po.exp(x[i, j] - po.max(y[i, d], d)), j, where=j <= i)
+    return z
+
+
+def test_a_maximum_is_taken_in_no_row_without_summands() -> None:
+    """Row 0 of the sum is empty, and the maximum would be of row -1 of y."""
+    program = behind_an_edge.lower(M=5, N=9).program
+    assert lift.maxima(program) is program
+    lifted = lift.maxima(below_the_diagonal.lower(M=5, N=9).program)
+    assert [tensor.name for tensor in lifted.tensors if tensor.role == "local"] == ["z_max"]
