@@ -3,9 +3,10 @@
     python -m benchmarks.run [--quick] [--only REGEX] [--threads 1,2] [--peers NAME,...] [--resume] [--minutes N]
 
 Every peer family runs in a process of its own, so that no two threading runtimes share one, and rounds go from process
-to process. With one thread all processes are bound to the same core. A result is compared with float64 before it is
-timed. A peer that fails, hangs or is not installed is shown as such; it never ends the run. Rows are written as they
-are measured, so `--resume` goes on where a run was stopped.
+to process. Those that wait are stopped, since idle workers of some spin, and take a core from the one at turn. With
+one thread all processes are bound to the same core. A result is compared with float64 before it is timed. A peer that
+fails, hangs or is not installed is shown as such; it never ends the run. Rows are written as they are measured, so
+`--resume` goes on where a run was stopped.
 
 results/KIND.jsonl: the newest complete run of each kind of machine; RESULTS.md and ratios.svg are made from these.
 """
@@ -20,6 +21,7 @@ import platform
 import re
 import select
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -42,7 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 ROUNDS, ROUND_S = 5, 0.05
 PAUSE_S = 0.004
-"""Between processes: lets the workers of the one before stop spinning."""
+"""Between processes."""
 PREPARE_LIMIT_S, TIME_LIMIT_S, START_LIMIT_S = 90.0, 20.0, 90.0
 SLOW = 6.0
 """A peer this many times slower than polyopt and the best peer is timed in one round only."""
@@ -64,17 +66,26 @@ class Child:
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, limit_s: float, **request: Any) -> dict[str, Any]:
-        """The answer to a request. Raises `Died`."""
+        """The answer to a request; until then and afterwards the process is stopped. Raises `Died`."""
         if self._process is None:
             self._start()
         assert self._process is not None and self._process.stdin is not None, "just started"
+        self._signal("SIGCONT")
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except OSError:
             self.end()
             raise Died("crashed") from None
-        return self._answer(limit_s)
+        answer = self._answer(limit_s)
+        self._signal("SIGSTOP")
+        return answer
+
+    def _signal(self, name: str) -> None:
+        """Sends a signal to the process and what it started, where the system has it."""
+        if self._process is not None and hasattr(signal, name):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, getattr(signal, name))
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "benchmarks.child", self.name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,23 @@ def scripted(name: str, script: str) -> Scripted:
     made = Scripted(name, 1, sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0])
     made.script = script
     return made
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells the state of a process")
+def test_a_peer_that_waits_takes_no_processor_from_the_one_at_turn() -> None:
+    """Workers of some runtimes spin for long when they have nothing to do."""
+    spins = "import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin, daemon=True).start()\n"
+    peer = scripted("spinning", READY + spins + ANSWER)
+    try:
+        assert peer.ask(5.0, do="time")["ms"] == peer.ask(5.0, do="time")["ms"] == 2.0
+        assert peer._process is not None
+        stat = Path(f"/proc/{peer._process.pid}/stat")
+        until = time.monotonic() + 5
+        while (state := stat.read_text().rpartition(")")[2].split()[0]) != "T" and time.monotonic() < until:
+            time.sleep(0.01)
+        assert state == "T", "stopped"
+    finally:
+        peer.end()
 
 
 def test_a_peer_that_crashes_hangs_or_is_absent_costs_its_own_times_only(
