@@ -155,7 +155,7 @@ class Statements:
         trip = trip_of(self._x, loop, context)
         if loop.kind == "group" and self._groups.write(loop, trip, context):
             return
-        flat = context.flat.get(loop.var)
+        flat = context.flat.get(loop.var) if trip.count is None else None  # that of another loop of this name, if not
         if flat is None and trip.count is not None and can_be_flat(loop, trip, 1, self._most_code(loop, context)):
             flat = Flat(trip.count, partial=False)
         if flat is not None:
@@ -248,7 +248,7 @@ class Statements:
     def _vector(self, loop: For, lanewise: Lanewise, context: Context) -> None:
         trip = trip_of(self._x, loop, context)
         lanes = lanewise.lanes
-        flat = context.flat.get(loop.var)
+        flat = context.flat.get(loop.var) if trip.count is None else None  # that of another loop of this name, if not
         is_short = can_be_flat(loop, trip, lanes, self._most_code(loop, context))
         if flat is None and trip.count is not None and is_short:
             flat = Flat(trip.count, partial=False)

@@ -204,6 +204,18 @@ def test_a_uniform_read_under_a_guard_that_is_known_for_each_lane() -> None:
     compare(edges, arrays)
 
 
+def test_a_loop_of_known_length_is_written_out_whole_beside_another_of_its_name() -> None:
+    """It had as many points as the other one may have, where a register is kept over both: the rest was left out."""
+
+    @po.op(target=preset("generic"))
+    def two_pieces(x: po.i64[N, K, M]):
+        z, i = po.tensor("z", shape=(N, K), dtype=po.i64), po.index("i", extent=M)
+        z[j, k] = po.prod(1 * j, i, where=(k // 2 >= 2) | (k + j < K))
+        return z
+
+    compare(two_pieces, (draw((7, 9, 9), "i64", -3, 3, seed=1),))
+
+
 def test_dependences_do_not_eat_what_plans_may_cost() -> None:
     """Fifty statements' dependences left isl next to nothing for the plainest plan: the op was refused."""
 
