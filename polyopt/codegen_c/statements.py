@@ -155,9 +155,7 @@ class Statements:
         trip = trip_of(self._x, loop, context)
         if loop.kind == "group" and self._groups.write(loop, trip, context):
             return
-        flat = context.flat.get(loop.var) if trip.count is None else None  # that of another loop of this name, if not
-        if flat is None and trip.count is not None and can_be_flat(loop, trip, 1, self._most_code(loop, context)):
-            flat = Flat(trip.count, partial=False)
+        flat = self._flat(loop, trip, 1, context)
         if flat is not None:
             for inner, _ in unrolled_contexts(self._x, loop, trip, flat, context):
                 self.statement(loop.body, inner)
@@ -248,10 +246,7 @@ class Statements:
     def _vector(self, loop: For, lanewise: Lanewise, context: Context) -> None:
         trip = trip_of(self._x, loop, context)
         lanes = lanewise.lanes
-        flat = context.flat.get(loop.var) if trip.count is None else None  # that of another loop of this name, if not
-        is_short = can_be_flat(loop, trip, lanes, self._most_code(loop, context))
-        if flat is None and trip.count is not None and is_short:
-            flat = Flat(trip.count, partial=False)
+        flat = self._flat(loop, trip, lanes, context)
         if flat is not None and flat.count == 0:
             return
 
@@ -264,7 +259,7 @@ class Statements:
             outer, self._partials = self._partials, opened
             if flat is not None:
                 self._flat_vectors(loop, trip, flat, lanes, copies, context)
-            elif is_short:
+            elif can_be_flat(loop, trip, lanes, self._most_code(loop, context)):
                 self._full_or_not(loop, trip, lanes, copies, context)
             else:
                 self._vectors(loop, trip, lanes, copies, context)
@@ -276,6 +271,14 @@ class Statements:
             whole()
         else:
             self._guarded(trip, lambda: self._f.region(whole, stored_buffers(loop.body)))
+
+    def _flat(self, loop: For, trip: Trip, lanes: int, context: Context) -> Flat | None:
+        """How a loop is written out, one of known length by itself, another as the registers around it need it; None
+        where it stays a loop. Loops side by side may have one name, and lengths of their own."""
+        if trip.count is None:
+            return context.flat.get(loop.var)
+        is_short = can_be_flat(loop, trip, lanes, self._most_code(loop, context))
+        return Flat(trip.count, partial=False) if is_short else None
 
     def _most_code(self, loop: For, context: Context) -> int:
         """The most instructions for which a loop is written out: it has to be where registers hold its values."""
