@@ -235,8 +235,14 @@ class _Walker:
         self._partial = partial
         self.edges: dict[str, tuple[Trip, ...]] = {}
         self.needed: dict[str, Trip] = {}
-        self.is_consistent = True
+        self._has_one_trip = True
+        self._kept: set[str] = set()
         self._nests: set[frozenset[str]] = set()
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether loops side by side that have one name can be written alike: what is planned goes by their names."""
+        return self._has_one_trip and self._kept.isdisjoint(self.edges)
 
     @property
     def is_one_nest(self) -> bool:
@@ -282,7 +288,7 @@ class _Walker:
         if trip is not None and can_be_flat(loop, trip, self._width(loop, context)):
             assert trip.bound is not None, "a loop that can be written out is bounded"
             if trip.count is None:
-                self.is_consistent &= self._add_edge(loop.var, trip)
+                self._has_one_trip &= self._add_edge(loop.var, trip)
                 nest = nest | {loop.var}
             flat = Flat(trip.bound, partial=self._partial and trip.count is None)
             yield from self._flat_loop(
@@ -290,8 +296,10 @@ class _Walker:
             )
             return
         self._moving.add(loop.var)
+        if trip is None or trip.count is None:
+            self._kept.add(loop.var)
         if trip is not None and trip.count is None:
-            self.is_consistent &= self.needed.setdefault(loop.var, trip) == trip
+            self._has_one_trip &= self.needed.setdefault(loop.var, trip) == trip
             nest = nest | {loop.var}
         runs = trip.count != 0 if trip is not None else bool(visible_count(loop)) and loop.kind == "group"
         yield from self.statement(loop.body, context, happens, certain=certain and runs, nest=nest)

@@ -26,6 +26,7 @@ from tests.codegen_c.kernels import (
     op,
     run,
     store,
+    t,
     total,
 )
 
@@ -388,3 +389,20 @@ def test_a_full_transposed_block_has_no_gather() -> None:
     inner = loop("j", add(jt, 16), loop("i", add(it, 16), copy, lower=it, kind="vector"), lower=jt, kind="unrolled")
     _, module = module_of(loop("jt", 64, loop("it", 64, inner, step=16), step=16), arrays)
     assert "gather" not in module.text and module.text.count("load <16 x float>") == 16
+
+
+@pytest.mark.parametrize("kind", ["serial", "unrolled", "vector"])
+@pytest.mark.parametrize("upper", [k, N])
+def test_a_loop_beside_rows_that_are_written_out_has_its_own_iterations(kind: str, upper: Expr) -> None:
+    """Rows of a tile stay in registers over `k`, written out; the loop beside them has their name, and was written out
+    with as many iterations as they have."""
+    n, depth = 20, 30
+    x, w = numbers(depth, n), numbers(depth)
+    rows = loop("i", op("minimum", add(t, 8), N), store("y", [i], load("x", k, i), total()), lower=t, kind="unrolled")
+    beside = loop("i", upper, store("z", [0], load("w", i), total()), kind=kind)
+    y, z = np.zeros(n, np.float32), np.zeros(1, np.float32)
+    body = loop("t", N, loop("k", depth, rows, beside), step=8)
+    run(body, {"x": x, "w": w, "z": z, "y": y}, sizes=("N",), size_values=(n,))
+    np.testing.assert_array_equal(y, x.sum(axis=0))
+    often = sum(w[: number if upper is k else n].sum() for number in range(depth))
+    np.testing.assert_array_equal(z, 3 * often)
