@@ -43,13 +43,13 @@ NAMES = ("i", "j", "k")
 class Scope:
     """What a statement may use: the loops around it, and the locals that live there.
 
-    tiles:  loops with steps of more than one, and those steps
-    places: for a local, the subscript that stays inside it
+    tile:   the loop over tiles, and its step
+    points: loops over the points of a tile
     """
 
     axes: tuple[Axis, ...] = ()
-    tiles: tuple[tuple[str, int], ...] = ()
-    places: tuple[tuple[str, tuple[Expr, ...]], ...] = ()
+    tile: tuple[str, int] | None = None
+    points: frozenset[str] = frozenset()
 
     @property
     def names(self) -> set[str]:
@@ -65,6 +65,7 @@ class Nests(Maker):
         self.dtype = r.choice([f32, f32, f64, i32, i8, i64])
         self.ranks = {f"y{n}": r.choice([0, 1, 1, 2, 2]) for n in range(r.randint(1, 3))}
         self.reducers: dict[str, Reducer] = {}
+        self.of_tile: set[str] = set()
         self.left = 7
 
     def case(self) -> Case:
@@ -96,11 +97,11 @@ class Nests(Maker):
         kind: Any = self.random.choice(["sum", "sum", "max", "min"])
         self.reducers[name] = Reducer(kind, self.dtype, Const(0, self.dtype))
 
-    def _filled(self, name: str) -> Stmt:
+    def _filled(self, name: str, room: int = LONGEST + ROOM) -> Stmt:
         indices = tuple(index_var(f"f{d}") for d in range(self.ranks[name]))
         body: Stmt = Store("S", (), name, indices, Const(self.random.randint(0, 2), self.dtype))
         for index in reversed(indices):
-            body = For(index.name, integer(0), integer(LONGEST + ROOM), body)
+            body = For(index.name, integer(0), integer(room), body)
         return body
 
     # --- trees ---------------------------------------------------------------------------------------------------
@@ -128,34 +129,39 @@ class Nests(Maker):
         free = [name for name in NAMES if name not in scope.names]
         if not free:
             return self._statement(scope)
-        if not scope.tiles and r.random() < 0.3:
+        if scope.tile is None and r.random() < 0.3:
             step = r.choice([2, 4, 8, 16])
             tile = Axis("t", r.choice([5, 8, 16, 17, 20]), 0, is_reduced=False)
-            inside = Scope((*scope.axes, tile), (*scope.tiles, ("t", step)), scope.places)
+            inside = Scope((*scope.axes, tile), ("t", step))
             return For("t", integer(0), self.extent(tile), self._block(inside, depth), step, "serial", "t")
         name = r.choice(free)
-        axis, lower, upper = self._range(name, scope)
         step = r.choice([1] * 7 + [2, 3])
-        inside = Scope((*scope.axes, axis), scope.tiles, scope.places)
+        is_point = scope.tile is not None and r.random() < 0.55
+        axis, lower, upper = self._points(name, scope) if is_point else self._range(name, scope)
+        inside = Scope((*scope.axes, axis), scope.tile, scope.points | {name} if is_point else scope.points)
         body = self._block(inside, depth - 1)
         wanted: Any = r.choice(["serial", "unrolled", "unrolled", "vector", "vector", "vector"])
         return For(name, lower, upper, body, step, wanted, name)
 
+    def _points(self, name: str, scope: Scope) -> tuple[Axis, Expr, Expr]:
+        """A loop over the points of the tile around it."""
+        assert scope.tile is not None, "there is a tile"
+        axis, (tile, step) = self._new_axis(name), scope.tile
+        start = index_var(tile)
+        return axis, start, op("minimum", op("add", start, integer(step)), self.extent(axis))
+
+    def _new_axis(self, name: str) -> Axis:
+        extent = self.random.choice([0, 1, 2, 3, 5, 8, 8, 9, 15, 16, 17, 20])
+        return Axis(name, extent, 0, is_reduced=False)
+
     def _range(self, name: str, scope: Scope) -> tuple[Axis, Expr, Expr]:
         """A loop's axis, with the numbers that it stays below, and its bounds."""
         r = self.random
-        extent = r.choice([0, 1, 2, 3, 5, 8, 8, 9, 15, 16, 17, 20])
-        axis = Axis(name, extent, 0, is_reduced=False)
+        axis = self._new_axis(name)
         end = self.extent(axis)
-        form = r.random()
-        if scope.tiles and form < 0.55:
-            tile, step = r.choice(scope.tiles)
-            start = index_var(tile)
-            stop: Expr = op("add", start, integer(step))
-            return axis, start, op("minimum", stop, end)
-        if scope.axes and form < 0.8:
+        if scope.axes and r.random() < 0.6:
             other = r.choice(scope.axes)
-            var, whole = index_var(other.name), Axis(name, max(extent, other.extent), 0, is_reduced=False)
+            var, whole = index_var(other.name), Axis(name, max(axis.extent, other.extent), 0, is_reduced=False)
             match r.randrange(6):
                 case 0:
                     return whole, integer(0), op("add", var, integer(1))
@@ -177,11 +183,14 @@ class Nests(Maker):
         name = f"a{self.count}"
         self.count += 1
         self._reducer(name)
-        rank = r.choice([0, 0, 1])
-        local = Buffer(name, self.dtype, (integer(LONGEST + ROOM),) * rank, "local")
+        rank, room = r.choice([0, 0, 1]), LONGEST + ROOM
+        if rank and scope.tile is not None and r.random() < 0.6:
+            room = max(2, scope.tile[1])
+            self.of_tile.add(name)
+        local = Buffer(name, self.dtype, (integer(room),) * rank, "local")
         self.ranks[name] = rank
-        inside = Scope(scope.axes, scope.tiles, (*scope.places, (name, ())))
-        body = Block((self._filled(name), self._block(inside, depth - 1), self._statement(inside, reads=name)))
+        first = self._filled(name, room)
+        body = Block((first, self._block(scope, depth - 1), self._statement(scope, reads=name)))
         del self.ranks[name]
         return Alloc(local, body)
 
@@ -201,6 +210,11 @@ class Nests(Maker):
 
     def _place(self, name: str, scope: Scope) -> tuple[Expr, ...]:
         r = self.random
+        if name in self.of_tile and self.ranks[name]:
+            inside = sorted(scope.points)
+            if scope.tile is None or not inside or r.random() < 0.15:
+                return (integer(r.randint(0, 1)),)
+            return (op("sub", index_var(r.choice(inside)), index_var(scope.tile[0])),)
         axes = r.sample(scope.axes, min(len(scope.axes), self.ranks[name]))
         indices: list[Expr] = []
         for number in range(self.ranks[name]):
