@@ -206,6 +206,8 @@ class Nests(Maker):
             own = Load(read, self._place(read, scope), self.dtype)
             value = op(r.choice(["minimum", "maximum"]), own, value, dtype=self.dtype)
         reducer = self.reducers[name] if r.random() < 0.6 else None
+        if reducer is not None and reducer.name == "sum" and read is not None and self.dtype.is_float:
+            reducer = None  # twice itself, again and again, would soon be rounded
         return Store("S", (), name, self._place(name, scope), value, reducer)
 
     def _place(self, name: str, scope: Scope) -> tuple[Expr, ...]:
