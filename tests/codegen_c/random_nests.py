@@ -8,7 +8,7 @@ is where what a pass knows of one loop can end up in another.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -242,16 +242,14 @@ def _ordered(statement: Stmt, *, is_outside: bool = True) -> Stmt:
         case Block(body):
             return Block(tuple(_ordered(inner, is_outside=is_outside) for inner in body))
         case For():
-            body = _ordered(statement.body, is_outside=False)
-            loop = For(
-                statement.var, statement.lower, statement.upper, body, statement.step, statement.kind, statement.axis
-            )
-            has_loops = any(isinstance(inner, For) for inner in walk(body))
-            is_free = not has_loops and _is_free(loop)
-            kind: Any = statement.kind if statement.kind != "vector" or is_free else "serial"
-            if is_outside and kind == "serial" and _is_free(loop):
+            loop = replace(statement, body=_ordered(statement.body, is_outside=False))
+            has_loops = any(isinstance(inner, For) for inner in walk(loop.body))
+            kind: Any = loop.kind
+            if kind == "vector" and (has_loops or not _is_free(loop, may_add=True)):
+                kind = "serial"
+            if is_outside and kind == "serial" and _is_free(loop, may_add=False):
                 kind = "parallel"
-            return For(loop.var, loop.lower, loop.upper, body, loop.step, kind, loop.axis)
+            return replace(loop, kind=kind)
         case If(condition, then, otherwise):
             rest = None if otherwise is None else _ordered(otherwise, is_outside=False)
             return If(condition, _ordered(then, is_outside=False), rest)
@@ -261,13 +259,13 @@ def _ordered(statement: Stmt, *, is_outside: bool = True) -> Stmt:
             return statement
 
 
-def _is_free(loop: For) -> bool:
+def _is_free(loop: For, *, may_add: bool) -> bool:
     """Whether iterations may run in any order: each has elements of its own, or all of them add to what none reads."""
     inner = list(walk(loop.body))
     private = {s.buffer.name for s in inner if isinstance(s, Alloc)}
     moving = {s.var for s in inner if isinstance(s, For)}
     stored = {s.buffer for s in inner if isinstance(s, Store)} - private
-    return all(_has_own(loop, buffer, moving) or (loop.kind == "vector" and _adds(loop, buffer)) for buffer in stored)
+    return all(_has_own(loop, buffer, moving) or (may_add and _adds(loop, buffer)) for buffer in stored)
 
 
 def _has_own(loop: For, buffer: str, moving: set[str]) -> bool:
