@@ -51,12 +51,14 @@ Key = tuple[Linear, ...]
 class Slot:
     """A promoted element (or vector of elements) of a buffer, in a register while a loop runs.
 
-    mask: the lanes that are elements; the others are never written back
+    mask:    the lanes that are elements; the others are never written back
+    happens: whether it is written back at all; None where it always is
     """
 
     pointer: Value
     lanes: int
     mask: Value | None = None
+    happens: Value | None = None
 
 
 @dataclass(frozen=True, slots=True)

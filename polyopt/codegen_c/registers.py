@@ -151,7 +151,8 @@ class Planner:
         for element in promoted:
             place = self._x.places[element.buffer]
             scalar = register_scalar(place.buffer.dtype)
-            slot = Slot(f.alloca(vector_type(scalar, element.lanes), 64), element.lanes, element.mask)
+            pointer = f.alloca(vector_type(scalar, element.lanes), 64)
+            slot = Slot(pointer, element.lanes, element.mask, element.happens)
             registers.setdefault(element.buffer, {})[element.key] = slot
             if element.is_set:
                 continue

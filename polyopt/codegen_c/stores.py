@@ -152,21 +152,22 @@ class Stores:
 
     def _write_register(self, store: Store, slot: Slot, scalar: str, value: Value, context: Context) -> None:
         f = self._f
-        condition = self._happens(store, context)
+        condition = self._happens(store, slot, context)
         if context.mask is not None and context.mask != slot.mask:
             condition = both(f, condition, context.mask)
         if condition is not None:
             value = select(f, condition, value, f.read(slot.pointer, scalar, slot.lanes))
         f.write(slot.pointer, splat(f, value, slot.lanes))
 
-    def _happens(self, store: Store, context: Context) -> Value | None:
+    def _happens(self, store: Store, slot: Slot, context: Context) -> Value | None:
         """Whether a store to a register happens, where iterations that do not happen share it.
 
-        An iteration whose loop moves the element has a register of its own, which is then not written back.
+        An iteration whose loop moves the element has a register of its own, which is then not written back; but for one
+        that is an element of what always happens, too.
         """
         condition: Value | None = None
         for var, happens in context.happens.items():
-            if not any(coefficient(index, var) for index in store.indices):
+            if slot.happens is None or not any(coefficient(index, var) for index in store.indices):
                 condition = both(self._f, condition, happens)
         return condition
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from polyopt.dsl.ir import Const, Reducer, Var
-from polyopt.dtypes import f32, f64, i8, i32, i64
+from polyopt.dsl.ir import Const, Op, Reducer, Var
+from polyopt.dtypes import bool_, f32, f64, i8, i32, i64
 from polyopt.loops.ir import (
     Alloc,
     Block,
@@ -229,8 +229,44 @@ class Nests(Maker):
         return tuple(indices)
 
 
-def random_nests(seed: int) -> Case:
-    return Nests(seed).case()
+class Edges(Nests):
+    """Subscripts clamped, wrapped and divided, and conditions of two parts: what passes over loops decide."""
+
+    def index(self, axes: list[Axis]) -> tuple[Expr, int]:
+        r = self.random
+        if not axes or r.random() < 0.5:
+            return super().index(axes)
+        axis, other = r.choice(axes), r.choice(axes)
+        last, var, zero = max(0, axis.extent - 1), index_var(axis.name), integer(0)
+        moved = op(r.choice(["add", "sub"]), var, integer(r.choice([0, 1, 2, 5])))
+        match r.randrange(5):
+            case 0:
+                return op("minimum", op("maximum", moved, zero), integer(last)), last + 1
+            case 1:
+                return op("maximum", op("minimum", moved, integer(last)), zero), last + 1
+            case 2:
+                return op("mod", moved, integer(last + 1)), last + 1
+            case 3:
+                by = r.choice([2, 4, 8])
+                return op("add", op("floordiv", moved, integer(by)), integer(3)), (last + 5) // by + 4
+            case _:
+                both, by = op("add", var, index_var(other.name)), r.choice([2, 4])
+                farthest = last + max(0, other.extent - 1)
+                parts = op("mod", both, integer(by)), op("floordiv", both, integer(by))
+                return op("add", *parts), by + farthest // by
+
+    def condition(self, axes: list[Axis]) -> Op[Expr]:
+        r = self.random
+        if not axes or r.random() < 0.5:
+            return super().condition(axes)
+        one = op(r.choice(["lt", "ge", "le", "gt"]), self.index(axes)[0], integer(r.choice([0, 1, 3, 8])), dtype=bool_)
+        name, number = r.choice(axes).name, r.choice([0, 1, 3, 7])
+        two = op(r.choice(["lt", "ge", "eq", "ne"]), index_var(name), integer(number), dtype=bool_)
+        return op(r.choice(["and", "or"]), one, two, dtype=bool_)
+
+
+def random_nests(seed: int, *, edges: bool = False) -> Case:
+    return (Edges if edges else Nests)(seed).case()
 
 
 # --- marks -------------------------------------------------------------------------------------------------------

@@ -406,3 +406,21 @@ def test_a_loop_beside_rows_that_are_written_out_has_its_own_iterations(kind: st
     np.testing.assert_array_equal(y, x.sum(axis=0))
     often = sum(w[: number if upper is k else n].sum() for number in range(depth))
     np.testing.assert_array_equal(z, 3 * often)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 10])
+def test_rows_behind_the_last_one_leave_an_element_alone_that_is_stored_by_itself_too(n: int) -> None:
+    """A row that does not happen was added to a register of its own, or so it seemed: `y[k + 2]` is always stored."""
+    x, w, y = numbers(2, 10), numbers(2, 8), np.zeros(10, np.float32)
+    own = store("y", [j], load("x", i, j), total())
+    by_itself = store("y", [add(k, 2)], load("w", i, k))
+    rows = loop("j", op("minimum", add(k, 3), N), own, by_itself, lower=k, kind="unrolled")
+    nest = loop("i", 2, rows)
+    run(loop("k", 8, nest), {"x": x, "w": w, "y": y}, sizes=("N",), size_values=(n,))
+    wanted = np.zeros(10, np.float32)
+    for first in range(8):
+        for term in range(2):
+            for row in range(first, min(first + 3, n)):
+                wanted[row] += x[term, row]
+                wanted[first + 2] = w[term, first]
+    np.testing.assert_array_equal(y, wanted)

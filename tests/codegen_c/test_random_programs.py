@@ -72,12 +72,19 @@ def test_c_gives_what_the_interpreter_gives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", NESTS)
 def test_nests_that_share_names_give_what_the_interpreter_gives(seed: int) -> None:
-    """After each pass over loops, and as machine code before and after them."""
-    case = random_nests(seed)
+    check_forms(random_nests(seed), (128, 256, 512)[seed % 3])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nests_with_edges_give_what_the_interpreter_gives(seed: int) -> None:
+    check_forms(random_nests(seed, edges=True), (128, 256, 512)[seed % 3])
+
+
+def check_forms(case: Case, bits: int) -> None:
+    """The program after each pass over loops, and as machine code before and after them."""
     program = case.program
     for rewritten in (interior.split, split.split, edges.split):
         program = rewritten(program)
         compare(case, partial(interpret, program, case.arrays, case.sizes), rewritten.__module__)
-    bits = (128, 256, 512)[seed % 3]
     for form in (case.program, program):
         compare(case, partial(run_machine_code, case, form, bits), f"{bits} bits")
