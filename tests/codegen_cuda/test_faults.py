@@ -15,7 +15,7 @@ from polyopt import Op, compilation, f32
 from polyopt.runtime.cuda.image import from_source
 from polyopt.runtime.cuda.program import OnHost, Program
 from polyopt.runtime.emulator.driver import Problem
-from tests.codegen_cuda.running import Array, lowered
+from tests.codegen_cuda.running import Array, emulate, lowered
 
 M, N = po.sizes("M N")
 i, j = po.indices("i j")
@@ -103,6 +103,22 @@ def test_a_fault_in_a_generated_kernel_is_reported_with_a_line(name: str) -> Non
         assert found, f"line {fault.line}: without '{fault.without}' nothing is reported"
         assert all(problem.line > 0 for problem in found)
         assert any(kind in problem.what for problem in found for kind in kinds), found
+
+
+def test_what_only_the_leader_reads_stays_the_leaders_where_the_compiler_could_read_it_before_its_loop() -> None:
+    """An access of every thread, moved out of `for (...) if (thread == 0)`, would be a race that the text has not."""
+    greatest = po.index("k", extent=M)
+
+    @po.op
+    def carried(x: f32[M, N]):
+        y = po.tensor("y", shape=(M, N))
+        first = po.reduce(lambda a, b: po.maximum(a, b), po.where((i + j) % 3 == 1, 1.0, 2.0), greatest, init=3)
+        y[i, j] = po.where((i >= 2) & (j >= 2) & (j < N - 1), y[i, j - 1], first)
+        return y
+
+    outcome = emulate(lowered(carried, M=4, N=33), {"x": np.zeros((4, 33), np.float32)}, {})
+    assert outcome.problems == ()
+    assert np.array_equal(outcome.results[0], np.full((4, 33), 3, np.float32))
 
 
 def test_what_the_fixture_says_of_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch, polyopt_check: Any) -> None:

@@ -23,7 +23,8 @@ _KERNEL = ("-march=native", "-fno-math-errno", "-fno-strict-aliasing", "-g", "-D
 _FAST = ("-O2",)
 _CHECKED = (
     *("-O1", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"),
-    # an access in the text stays one access
+    # an access in the text stays one access, and stays under the conditions around it
+    *("-fno-tree-loop-im", "-fno-tree-phiprop"),
     *("-fno-tree-sra", "-fno-store-merging", "-fno-tree-vectorize", "-fno-tree-slp-vectorize"),
 )
 
