@@ -215,16 +215,10 @@ class _Planner:
         return difference.is_constant and any(isinstance(atom, AxisRef) for atom, _ in subscript.terms)
 
     def delay(self, dependence: Dependence, loop: Loop) -> int | None:
-        """The greatest distance of a dependence along a loop."""
+        """The greatest distance of a dependence along a loop, for any sizes; None where none is the greatest."""
         source = self.tester.row_map(dependence.source, loop.row(dependence.source))
         target = self.tester.row_map(dependence.target, loop.row(dependence.target))
         deltas = dependence.relation.apply_domain(source).apply_range(target).deltas()
-        if deltas.dim(isl.dim_type.param):
-            greatest = deltas.dim_max(0)
-            if greatest.n_piece() != 1 or not greatest.is_cst():
-                return None
-            value = affine_from_aff(greatest.get_pieces()[0][1])
-            return value.constant if value.is_constant else None
         largest = deltas.dim_max_val(0)
         return int(largest.to_python()) if largest.is_int() else None
 

@@ -194,6 +194,25 @@ def test_a_symbolic_stencil_keeps_two_planes() -> None:
     assert buffer.modulo == (2, None) and buffer.extent == (constant(2), size("N"))
 
 
+def test_a_distance_that_no_size_bounds_is_found_quickly() -> None:
+    """Its greatest value as an expression of the sizes took more operations than a plan may take."""
+
+    @po.op(dynamic=True)
+    def recurrences(x: f64[M, N], start: f64[po.size("K")]):
+        t, u, y = po.tensors("t u y")
+        k = po.index("k", extent=po.size("K"))
+        t[j, i] = po.when(j < 1, x[i, j])
+        t[j, i] = po.when(~(j < 1), t[j - 1, i] + x[i, j])
+        u[i, j] += t[j, i]
+        y[k] = po.when(k < 1, start[k])
+        y[k] = po.when(~(k < 1), u.clamp()[k // 3 + k % 2, k % 3] - y[k - 1])
+        return y
+
+    lowering = recurrences.lower()
+    assert lowering.settled is lowering and not lowering.fallback
+    assert buffer_of(lowering, "t").modulo == (2, None) and buffer_of(lowering, "u").modulo == (None, None)
+
+
 def test_a_temporary_that_nothing_touches_has_its_whole_place() -> None:
     lowering = prefix.lower(N=4)
     unused = replace(lowering.scop.array("s"), name="unused", role="local")
