@@ -91,7 +91,7 @@ def _interval(
     With symbolic sizes the hull may be that of all sizes, or of sizes that are not small: then the check of bounds
     finds which sizes it is right for.
     """
-    axis = _hull(base.name, good, happening, context)
+    axis = _hull(base, good, happening, context)
     if axis is None or _is_free_of(bad, axis, context, space):
         return axis
     if not space.sizes:
@@ -99,20 +99,22 @@ def _interval(
     large = space.condition(conjunction(*(Compare(size(name) - _LARGE, ">=") for name in space.sizes)))
     for sizes in (context, context.intersect(large.params())):
         for values in (good, happening):
-            axis = _hull(base.name, values, happening, sizes)
+            axis = _hull(base, values, happening, sizes)
             if axis is not None and _is_free_of(bad, axis, sizes, space):
                 return axis
     raise _ambiguous(base.name, equation, "the reads are in bounds on several separate intervals")
 
 
-def _hull(name: str, values: isl.Set, happening: isl.Set, sizes: isl.Set) -> ir.Axis | None:
+def _hull(base: ir.Axis, values: isl.Set, happening: isl.Set, sizes: isl.Set) -> ir.Axis | None:
     """The smallest range around the values; where they have no end, around those at which reads happen.
 
-    Raises `ScheduleError` where the ends are no affine expressions of the sizes.
+    A side whose end is too hard to find ends where `base` does. None where nothing ends a side. Raises `ScheduleError`
+    where the ends are no affine expressions of the sizes.
     """
     whole = bounds(values.intersect_params(sizes), 0)
     reading = bounds(happening.intersect_params(sizes), 0)
-    axis = as_range(name, whole.lower or reading.lower, whole.upper or reading.upper)
+    lower, upper = whole.lower or reading.lower or base.lower, whole.upper or reading.upper or base.upper
+    axis = as_range(base.name, lower, upper)
     return axis if axis.is_resolved else None
 
 

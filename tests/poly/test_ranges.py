@@ -594,6 +594,26 @@ def test_a_range_that_no_affine_bound_ends_is_asked_for() -> None:
     np.testing.assert_array_equal(told(x, start), told.reference(x, start).astype(np.float32))
 
 
+def test_a_range_whose_ends_are_too_hard_to_find_is_asked_for_even_inside_a_known_one() -> None:
+    """The index has the result's extent, and guarded reads at thirds and at doubles of it narrow that: to nothing
+    that isl could say within its operations, which ended in an AssertionError."""
+    height, width, depth, steps = po.sizes("height width depth steps")
+    row, column, time = po.index("row"), po.index("column"), po.index("time", extent=steps)
+
+    @po.op(dynamic=True)
+    def stencil(x: po.f32[height, width], table: po.f64[width, depth], count: po.i32[steps]):
+        start = po.tensor("start", shape=(2 * height,), dtype=po.f32)
+        state = po.tensor("state", shape=(steps + 1, width), dtype=po.f32)
+        start[2 * row] = po.cast(table[0, row], po.f32) - x.wrap()[row, row // 3 + row % 2]
+        near = column // 3 + column % 2
+        edge = po.where((near >= 0) & (near < 2 * height), start[near], 1)
+        state[time + 1, column] = po.where((column > 0) & (column < width - 1), start[2 * column - 2], edge)
+        return state
+
+    with pytest.raises(DefinitionError, match="index 'column' in the definition of 'state' has no single range"):
+        stencil.lower()
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_guard_that_keeps_a_read_in_bounds_says_where_the_index_ends(dynamic: bool) -> None:
     """Nothing can be out of bounds, so the range is where the read happens; the index was said to have none."""
