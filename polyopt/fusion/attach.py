@@ -21,7 +21,7 @@ from polyopt.poly.dependence import Dependences
 from polyopt.poly.distance import DistanceTester
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Access, Array, Scop, Statement
-from polyopt.poly.space import Space
+from polyopt.poly.space import Space, coalesced
 
 _SET, _IN, _OUT = isl.dim_type.set, isl.dim_type.in_, isl.dim_type.out
 
@@ -302,7 +302,7 @@ def _box(needed: isl.Map, existing: isl.Set) -> isl.Map:
     Windows of nine offsets are a union of nine boxes; every relation made of such a domain would be a union of
     products of them, and isl's differences take seconds where those of a box take milliseconds.
     """
-    united = needed.coalesce()
+    united = coalesced(needed)
     return (
         united if united.n_basic_map() <= 1 else isl.Map.from_basic_map(united.simple_hull()).intersect_domain(existing)
     )

@@ -30,7 +30,7 @@ from polyopt.errors import DefinitionError, PolyoptError
 from polyopt.poly.contexts import ReadContext, Scope, element_text, read_contexts
 from polyopt.poly.intervals import extreme, is_nonnegative, is_plainly_empty
 from polyopt.poly.proof import Proof, decided, domain, element, place, point_text, values_at
-from polyopt.poly.space import Point, Space, insert_axes, project_onto
+from polyopt.poly.space import Point, Space, coalesced, insert_axes, project_onto
 
 
 def reach(equation: ir.Equation) -> Scope:
@@ -201,7 +201,7 @@ class _Coverage:
             missing = Space("", self._elements, self._proof.sizes).condition(self._box())
             for equation in self._definitions:
                 missing = missing.subtract(self._image(equation))
-            self._missing_set = missing.coalesce()
+            self._missing_set = coalesced(missing)
         return self._missing_set
 
     def _box(self) -> Condition:

@@ -10,7 +10,7 @@ from polyopt.classes import dataclass
 from polyopt.errors import DefinitionError
 from polyopt.poly.dependence import Dependence
 from polyopt.poly.scop import Scop, Statement
-from polyopt.poly.space import Point, operation_budget, sample_point
+from polyopt.poly.space import Point, coalesced, operation_budget, sample_point
 
 LONGEST = 1 << 12
 """Instances of the longest cycle that is looked for."""
@@ -107,7 +107,7 @@ def _around(start: Instance, scop: Scop, dependences: Sequence[Dependence]) -> t
     waits_for = edges.reverse()
     reached = [origin]
     while True:
-        reached.append(reached[-1].apply(waits_for).coalesce())
+        reached.append(coalesced(reached[-1].apply(waits_for)))
         if origin.is_subset(reached[-1]):
             break
         if reached[-1].is_empty() or len(reached) > LONGEST:

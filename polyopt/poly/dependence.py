@@ -16,6 +16,7 @@ import islpy as isl
 from polyopt.classes import dataclass
 from polyopt.poly import graph
 from polyopt.poly.scop import Scop, Statement
+from polyopt.poly.space import coalesced
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +85,7 @@ def _flows(scop: Scop) -> Iterator[Dependence]:
             for source in scop.writers(array):
                 relation = source.write.apply_range(read.reverse())
                 if not relation.is_empty():
-                    yield Dependence(source.name, target.name, array, "flow", relation.coalesce())
+                    yield Dependence(source.name, target.name, array, "flow", coalesced(relation))
 
 
 def _reads_by_array(statement: Statement) -> dict[str, isl.Map]:

@@ -15,7 +15,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine
 from polyopt.poly.dependence import Dependence
 from polyopt.poly.scop import Scop
-from polyopt.poly.space import Space
+from polyopt.poly.space import Space, coalesced
 
 _SET = isl.dim_type.set
 
@@ -90,5 +90,5 @@ class DistanceTester:
             )
             relation = dependence.relation & together
             if not relation.is_empty():
-                remaining.append(replace(dependence, relation=relation.coalesce()))
+                remaining.append(replace(dependence, relation=coalesced(relation)))
         return tuple(remaining)

@@ -20,7 +20,7 @@ from polyopt.dtypes import DType
 from polyopt.errors import DefinitionError, Span
 from polyopt.names import unused
 from polyopt.poly.scop import Access, Array, Scop, Statement
-from polyopt.poly.space import Space
+from polyopt.poly.space import Space, coalesced
 
 
 def extract(program: ir.Program) -> Scop:
@@ -173,7 +173,7 @@ class _Builder:
         defined = space.empty()
         for equation in plain:
             defined = defined | self.image(equation, _Scope(equation.axes, equation.guard), space)
-        open_ = (elements - defined).coalesce()
+        open_ = coalesced(elements - defined)
         if not open_.is_empty():
             subscripts = tuple(axis(n) for n in names)
             self.add_on(name, names, open_, target, subscripts, start_value(reducer), role="init", reducer=reducer)

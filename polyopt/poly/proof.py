@@ -15,7 +15,7 @@ from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, Compare, Condition, conjunction, evaluate, size
 from polyopt.errors import PolyoptError, Span
 from polyopt.poly.contexts import Scope
-from polyopt.poly.space import Point, Space, condition_from_set, isl_errors, operation_budget, sample_point
+from polyopt.poly.space import Point, Space, coalesced, condition_from_set, isl_errors, operation_budget, sample_point
 
 Refutation = Callable[[Point], PolyoptError]
 """Makes the error that a counterexample deserves."""
@@ -60,7 +60,7 @@ class Proof:
             if not holds.intersect(ordinary).is_empty():
                 needed = self._simplest(holds)
                 self.conditions.append(condition_from_set(needed))
-                self._assumed = self._assumed.intersect(needed).coalesce()
+                self._assumed = coalesced(self._assumed.intersect(needed))
                 return
             usual = counterexamples.intersect_params(ordinary)
             counterexamples = counterexamples if usual.is_empty() else usual
@@ -74,11 +74,11 @@ class Proof:
         Of an empty tensor a claim may hold for no other reason than that. Where a condition has more than
         `_MOST_CASES` cases, such ones are left out if that makes it a plain one.
         """
-        exact = holds.gist(self._assumed).coalesce()
+        exact = coalesced(holds.gist(self._assumed))
         if exact.n_basic_set() <= _MOST_CASES:
             return exact
         positive = self._of_sizes(self._at_least(1))
-        plain = holds.intersect(positive).gist(self._assumed.intersect(positive)).coalesce()
+        plain = coalesced(holds.intersect(positive).gist(self._assumed.intersect(positive)))
         wrong = self._assumed.intersect(plain).subtract(holds)
         if wrong.is_empty():
             return plain

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import assert_never, cast
+from typing import TypeVar, assert_never, cast
 
 import islpy as isl
 
@@ -35,6 +35,8 @@ _PARAM, _SET, _IN, _OUT, _DIV = (
     isl.dim_type.out,
     isl.dim_type.div,
 )
+
+_Pieces = TypeVar("_Pieces", isl.Set, isl.Map, isl.UnionSet, isl.PwAff)
 
 _NEGATED: Mapping[str, str] = {"==": "!=", "!=": "==", ">=": "<", "<": ">=", ">": "<=", "<=": ">"}
 
@@ -68,6 +70,18 @@ def operation_budget(operations: int = OPERATIONS) -> Iterator[None]:
     finally:
         context.set_max_operations(around)
         context.reset_operations()
+
+
+def coalesced(pieces: _Pieces) -> _Pieces:
+    """The same in as few pieces as isl finds; as it is where isl fails.
+
+    isl's search for pieces to merge ends, for some sets with floors, at an assertion of its own ("original tableau does
+    not correspond to original basic map"). What it searches for is only a shorter form.
+    """
+    try:
+        return pieces.coalesce()
+    except isl.Error:
+        return pieces
 
 
 def node_kind(node: isl.ScheduleNode) -> isl.schedule_node_type:
@@ -277,7 +291,7 @@ def sample(domain: isl.Set) -> dict[str, int] | None:
 
 def condition_from_set(sizes: isl.Set) -> Condition:
     """The condition on sizes that holds exactly on a set of parameters."""
-    pieces = [_conjunction_of(piece) for piece in sizes.coalesce().compute_divs().get_basic_sets()]
+    pieces = [_conjunction_of(piece) for piece in coalesced(sizes).compute_divs().get_basic_sets()]
     return pieces[0] if len(pieces) == 1 else Or(tuple(pieces))
 
 
@@ -389,7 +403,7 @@ def is_greatest(domain: isl.Set, position: int, affine: Affine) -> bool:
         return greatest(domain, position) == affine
     try:
         with operation_budget():
-            bound = _extreme(domain.coalesce(), position, largest=True)
+            bound = _extreme(coalesced(domain), position, largest=True)
             if bound is None:
                 return False
             space = Space("", (), tuple(str(domain.get_dim_name(_PARAM, p)) for p in range(domain.dim(_PARAM))))
@@ -407,7 +421,7 @@ def _as_affines(bound: isl.PwAff, *, largest: bool) -> tuple[Affine, ...] | None
         return None
     try:
         with operation_budget():
-            return _expressions(bound.coalesce(), largest=largest)
+            return _expressions(coalesced(bound), largest=largest)
     except isl.Error:
         return None
 

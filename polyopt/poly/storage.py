@@ -19,7 +19,7 @@ from polyopt.poly.distance import DistanceTester
 from polyopt.poly.lifetimes import overwritten, raced, relations
 from polyopt.poly.order import Order
 from polyopt.poly.scop import Array, Scop
-from polyopt.poly.space import Space, affine_from_aff
+from polyopt.poly.space import Space, affine_from_aff, coalesced
 from polyopt.poly.tree import Leaf, Loop, Tree, kinds, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 
@@ -160,7 +160,7 @@ class _Planner:
                 one = relation.apply_domain(outer)
                 result = one if result is None else result | one
         assert result is not None, "an array with users is touched"
-        return result.coalesce()
+        return coalesced(result)
 
     def folded(self, array: Array, held: Storage, own: Sequence[Dependence], tree: Tree) -> Storage:
         """The storage with a modulus for the dimension that a serial loop inside its scope, around the array's

@@ -229,3 +229,18 @@ def test_dependences_do_not_eat_what_plans_may_cost() -> None:
 
     shapes = (3, 3), (5,), (3, 3), (3,)
     compare(residues, tuple(draw(shape, "f32", 0, 3, seed=n) for n, shape in enumerate(shapes)))
+
+
+def test_a_dependence_whose_pieces_isl_cannot_merge_keeps_them() -> None:
+    """isl's own error, of an assertion in its search for a shorter form, came out of the call."""
+
+    @po.op(dynamic=["M"])
+    def thirds(x: po.u8[N], like: po.i64[M]):
+        start, z = po.tensors("start z")
+        t, i, j = po.tensor("t", shape=(M,), dtype=po.i64), po.index("i", extent=M), po.index("j", extent=N)
+        start[i] = po.when(~((i + i) % 3 == 1), po.cast(1, po.i64))
+        t[i] = start.clamp()[i % 3]
+        z[j, i] = t[i]
+        return z
+
+    compare(thirds, (draw((1,), "u8", 0, 0, seed=1), draw((1,), "i64", 0, 3, seed=1)))

@@ -14,9 +14,11 @@ from polyopt.poly.space import (
     Space,
     affine_from_aff,
     bounds,
+    coalesced,
     condition_from_set,
     greatest,
     insert_axes,
+    operation_budget,
     project_onto,
     sample,
     sample_point,
@@ -151,3 +153,10 @@ def test_a_set_of_sizes_reads_as_a_condition() -> None:
 
 def test_a_tuple_named_or_not_makes_one_space() -> None:
     assert Space("", ("k",), ()).aff(k + 1).to_str() == "{ [k] -> [(1 + k)] }"
+
+
+def test_what_isl_cannot_coalesce_stays_as_it_is() -> None:
+    halves = isl.Set("{ [i] : 0 <= i <= 3 or 4 <= i <= 9 }")
+    assert coalesced(halves).n_basic_set() == 1
+    with operation_budget(1):
+        assert coalesced(halves) is halves
