@@ -41,6 +41,8 @@ def columns(loops: Sequence[For], body: Stmt, vectors: Vectors) -> Stmt | None:
     last, found = loops[-1], parts_of(body, outermost="block")
     if last.chunk != WARP or any(loop.chunk > 1 for loop in loops[:-1]) or last.step != 1 or found is None:
         return None
+    if not found.can_stay(vectors.buffers[found.update.buffer]):
+        return None
     shared = found.around[0]
     bounds = (last.lower, last.upper, shared.lower, shared.upper)
     if shared.kind != "block" or shared.step != 1 or any(as_number(bound) is None for bound in bounds):
@@ -109,13 +111,14 @@ def _nest(loops: Sequence[For], found: Sum, vectors: Vectors) -> Stmt:
 
     at_point = tuple(substitute(index, point) for index in update.indices)
     before: list[Stmt] = [pointwise(store) for store in found.before]
-    if not before:
+    if not found.is_started:
         old = Load(update.buffer, at_point, reducer.dtype)
-        before = [Store(update.statement, (), total.name, zero, old)]
+        before = [Store(update.statement, (), total.name, zero, old), *before]
     other = fresh("other")
     one = Load(parts.name, (index_var(other), index_var(column)), reducer.dtype)
     combined = Store(f"{parts.name} combined", (), total.name, zero, one, reducer)
     after: list[Stmt] = [For(other, integer(0), integer(shared.chunk), combined, 1, "serial")]
+    after += [pointwise(store) for store in found.rest]
     if all(buffer.name != update.buffer for buffer in found.local):
         result = Load(total.name, zero, reducer.dtype)
         after.append(Store(f"{parts.name} stored", (), update.buffer, at_point, result))

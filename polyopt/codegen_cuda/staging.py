@@ -169,21 +169,18 @@ class Tiler:
         assert neutral is not None
         update = self._sum.update
         nothing = Store(update.statement, (), self._name, self._own(), neutral)
-        if not self._writes_sum(self._sum.before):
-            kept = Load(update.buffer, self._at_point(update.indices), self._reducer.dtype)
-            return self._guarded(replace(nothing, value=kept), nothing)
         before = Block(tuple(self._pointwise(store) for store in self._sum.before))
+        if not self._sum.is_started:
+            kept = Load(update.buffer, self._at_point(update.indices), self._reducer.dtype)
+            return self._guarded(Block((replace(nothing, value=kept), *before.body)), nothing)
         if all(store.buffer == update.buffer and not has_loads(store.value) for store in self._sum.before):
             return before
         return self._guarded(before, nothing)
 
-    def _writes_sum(self, stores: Sequence[Store]) -> bool:
-        return any(store.buffer == self._sum.update.buffer for store in stores)
-
     def _finished(self) -> Stmt:
         """What is done with the sums."""
         update = self._sum.update
-        stores: list[Stmt] = []
+        stores: list[Stmt] = [self._pointwise(store) for store in self._sum.rest]
         if all(buffer.name != update.buffer for buffer in self._sum.local):
             value = Load(self._name, self._own(), self._reducer.dtype)
             instance = tuple(self._at(value) for value in update.instance)

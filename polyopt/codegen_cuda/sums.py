@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from itertools import takewhile
 
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda.tiles import extent
@@ -12,13 +13,36 @@ from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, Load, LoopKind, St
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """The parts of a nest's body. around: loops of the sum, outermost first; local: buffers of a point's own"""
+    """The parts of a nest's body.
+
+    before: stores to the sum's element; around: loops of the sum, outermost first; rest: stores to that element after
+    the sum; after: what is done once it has its value; local: buffers of a point's own
+    """
 
     before: tuple[Store, ...]
     around: tuple[For, ...]
     update: Store
+    rest: tuple[Store, ...]
     after: tuple[Store, ...]
     local: tuple[Buffer, ...]
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the nest gives the element its first value, so that what was there does not matter."""
+        if not self.before or self.before[0].reducer is not None:
+            return False
+        return all(load.buffer != self.update.buffer for load in loads_of(self.before[0].value))
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing but the sum is added to the element after its first value."""
+        return len(self.before) <= self.is_started and not self.rest
+
+    def can_stay(self, buffer: Buffer) -> bool:
+        """Whether the element may stay in a register of the reduction's type until all is added: each addition rounds
+        to the array's type, and a sum at its end alone."""
+        reducer = self.update.reducer
+        return reducer is not None and (self.is_alone or reducer.dtype == buffer.dtype)
 
 
 def parts_of(body: Stmt, outermost: LoopKind = "serial") -> Sum | None:
@@ -45,12 +69,28 @@ def parts_of(body: Stmt, outermost: LoopKind = "serial") -> Sum | None:
     scanned = {loop.var for loop in around}
     if any(isinstance(n, Var) and n.name in scanned for index in inner.indices for n in walk_expr(index)):
         return None
+    if any(load.buffer == inner.buffer for load in loads_of(inner.value)):
+        return None
+    if not all(_touches_at_most(store, inner) for store in stores):
+        return None
     own = {buffer.name for buffer in local}
     if any(store.buffer != inner.buffer for store in stores[: sums[0]]):
         return None  # what is made before the sum for the sum would have to be kept for each point
     if any(isinstance(node, Load) and node.buffer in own for node in walk_expr(inner.value)):
         return None
-    return Sum(stores[: sums[0]], tuple(around), inner, stores[sums[0] :], tuple(local))
+    rest = tuple(takewhile(lambda store: store.buffer == inner.buffer, stores[sums[0] :]))
+    after = stores[sums[0] + len(rest) :]
+    if any(store.buffer == inner.buffer for store in after):
+        return None
+    return Sum(stores[: sums[0]], tuple(around), inner, rest, after, tuple(local))
+
+
+def _touches_at_most(store: Store, update: Store) -> bool:
+    """Whether a store reads and writes no other element of the sum's array than the sum's own."""
+    if store.buffer == update.buffer and (store.checks or store.indices != update.indices):
+        return False
+    loads = (load for load in loads_of(store.value, *store.indices) if load.buffer == update.buffer)
+    return all(load.indices == update.indices for load in loads)
 
 
 def tiled_loop(found: Sum, outside: Collection[str], *, reorderable: bool) -> For | None:
@@ -76,8 +116,12 @@ def _vars(*exprs: Expr) -> set[str]:
     return {node.name for expr in exprs for node in walk_expr(expr) if isinstance(node, Var)}
 
 
+def loads_of(*exprs: Expr) -> Iterator[Load]:
+    return (node for expr in exprs for node in walk_expr(expr) if isinstance(node, Load))
+
+
 def has_loads(expr: Expr) -> bool:
-    return any(isinstance(node, Load) for node in walk_expr(expr))
+    return any(True for _ in loads_of(expr))
 
 
 def exprs_of(load: Load) -> list[Expr]:

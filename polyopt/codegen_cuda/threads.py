@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from math import prod
 from typing import assert_never
@@ -33,10 +33,13 @@ _UPDATE = {"sum": "+=", "prod": "*="}
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a program's kernels share. names: the C identifier of each buffer, size and loop variable"""
+    """What a program's kernels share. names: the C identifier of each buffer, size and loop variable
 
-    names: Mapping[str, str]
-    buffers: Mapping[str, Buffer]
+    buffers: by name; of those that each thread has, of one name in several places, the one whose body is printed
+    """
+
+    names: dict[str, str]
+    buffers: dict[str, Buffer]
     parameters: tuple[str, ...]
     sizes: tuple[str, ...]
 
@@ -156,6 +159,8 @@ class ThreadPrinter:
         """`body` with a buffer of each thread; one element is a scalar."""
         name, kind = self._shared.names[buffer.name], stored_type(buffer.dtype)
         self._own.add(buffer.name)
+        self._shared.buffers[buffer.name] = buffer
+        self._x.place.pop(buffer.name, None)
         declaration = f"{kind} {name};" if count == 1 else f"{kind} {name}[{max(count, 1)}];"
         if count == 1:
             self._x.place[buffer.name] = lambda _: Text(name)

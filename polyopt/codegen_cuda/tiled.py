@@ -26,6 +26,8 @@ def staged(
     found = parts_of(body)
     if len(wide) != 2 or found is None or not all(_is_plain(loop, loops) for loop in wide):
         return None
+    if not found.can_stay(vectors.buffers[found.update.buffer]):
+        return None
     plan = plans.get(found.update.statement)
     depth = tiled_loop(found, {loop.var for loop in loops}, reorderable=reorderable)
     if depth is None or plan is None:

@@ -122,7 +122,6 @@ class VectorPrinter(ThreadPrinter):
         while name in taken:
             self._vectors += 1
             name = f"{base}_{self._vectors}"
-        assert isinstance(self._shared.names, dict) and isinstance(self._shared.buffers, dict)
         self._shared.names[name] = name
         dtype = self._shared.buffers[buffer].dtype
         self._shared.buffers[name] = Buffer(name, dtype, (integer(width),), "local")

@@ -67,7 +67,7 @@ class WarpPrinter(SharedPrinter):
         self._has_exchange = any(isinstance(s, For) and s.kind == "exchange" for s in walk(self._body))
         if self._has_products:
             self._lane_name = self._unused("lane", "")
-            self._shared.names[self._lane_name] = self._lane_name  # type: ignore[index]  # a printer has its own
+            self._shared.names[self._lane_name] = self._lane_name
             self._x.ranges[self._lane_name] = integer(0), integer(31)
             lines.append(f"const int {self._lane_name} = threadIdx.x % 32;")
         return lines
@@ -181,7 +181,7 @@ class WarpPrinter(SharedPrinter):
         """The instructions, one for each pair of fragments: two for each group of columns."""
         assert right.lane is not None
         half = self._unused("half", "")
-        self._x.ranges[half], self._shared.names[half] = (integer(0), integer(1)), half  # type: ignore[index]  # own
+        self._x.ranges[half], self._shared.names[half] = (integer(0), integer(1)), half
         width = 2 // one.row_width
         first: dict[str, Expr] = {} if left.lane is None else {left.lane.var: integer(0)}
         if one.is_of_bytes:
