@@ -209,6 +209,7 @@ class _Attacher:
                 for name, touched in self.needed_by(tiled, self.tile_map(tiled, own)).items():
                     needed[name] = needed[name] | touched if name in needed else touched
         statements = tuple(replaced.get(s.name, s) for s in self.scop.statements)
+        statements = tuple(s for s in statements if not s.domain.is_empty())  # no tile needs those
         arrays = tuple(self.array(a) if a.name in self.attachment.arrays else a for a in self.scop.arrays)
         rows = tuple(zip(self.tile_axes, coordinates, strict=True))
         return replace(self.scop, statements=statements, arrays=arrays), rows

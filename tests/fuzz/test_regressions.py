@@ -244,3 +244,17 @@ def test_a_dependence_whose_pieces_isl_cannot_merge_keeps_them() -> None:
         return z
 
     compare(thirds, (draw((1,), "u8", 0, 0, seed=1), draw((1,), "i64", 0, 3, seed=1)))
+
+
+def test_pieces_of_a_producer_that_no_tile_needs() -> None:
+    """Pieces without instances were scheduled all the same, and the proof did not find their loops (StopIteration)."""
+
+    @po.op(target=replace(preset("generic"), parallel_ns=16, l1_bytes=64, l2_bytes=256, l3_bytes=256))
+    def column(like: po.u64[N, K], wide: po.u64[N, M]):
+        t0, t1 = po.tensor("t0", shape=(M, M), dtype=po.f64), po.tensor("t1", shape=(M, N))
+        t0[i, ii] = po.when(i == M - 1, po.prod(po.cast(1, po.f64), k))
+        t0[i, ii] = po.when(i != M - 1, po.cast(1, po.f64))
+        t1[i, j] = po.where((i >= 2) & (j >= 2) & (j < N - 1), t0[i, i], po.where(2 * i < M, t0[j, 2 * i], 1.0))
+        return t1
+
+    compare(column, (draw((1, 1), "u64", 0, 6, seed=1), draw((1, 9), "u64", 0, 6, seed=2)))
