@@ -177,8 +177,13 @@ def is_plainly_empty(axis: ir.Axis) -> bool:
 
 
 def as_range(name: str, lower: Iterable[Affine], upper: Iterable[Affine]) -> ir.Axis:
-    """The axis with these bounds, redundant ones dropped; a range that is empty at all sizes ends where it starts."""
+    """The axis with these bounds, redundant ones dropped.
+
+    A range that is empty at all sizes starts where it ends, or at 0 where it ends before: what is computed from its
+    end, such as an extent, is the same whether the sizes are known or not.
+    """
     axis = ir.Axis(name, tightest(lower, largest=True), tightest(upper, largest=False))
-    if is_plainly_empty(axis):
-        return ir.Axis(name, axis.lower, axis.lower)
-    return axis
+    if not is_plainly_empty(axis):
+        return axis
+    ends = tuple(Affine(max(end.constant, 0)) if end.is_constant else end for end in axis.upper)
+    return ir.Axis(name, ends, ends)

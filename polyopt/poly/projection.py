@@ -54,6 +54,21 @@ def largest_interval(
             raise _ambiguous(base.name, equation, "where it ends is no affine expression of the sizes") from None
 
 
+def sizes_without_reads(axis: ir.Axis, reads: Sequence[GuardedSubscript], sizes: tuple[str, ...]) -> isl.Set:
+    """The sizes for which an axis with the range of `largest_interval` has values, and none of the reads happens.
+
+    For such sizes the range would be another one. Sizes for which other axes have no value do not count.
+    """
+    space = Space("", (axis.name,), sizes)
+    box, happening = space.box([axis]), space.empty()
+    unread = box.params()
+    for read in reads:
+        happening = happening.union(_projected(axis.name, read, sizes)[1])
+        others = [other for name, other in read[3].items() if name != axis.name]
+        unread = unread & Space("", tuple(other.name for other in others), sizes).box(others).params()
+    return unread - box.intersect(happening).params()
+
+
 def _without_guards(base: ir.Axis, reads: Sequence[GuardedSubscript]) -> ir.Axis | None:
     """What the subscripts say by themselves: for guards that never hold, or other axes without a point."""
     lower, upper = list(base.lower), list(base.upper)

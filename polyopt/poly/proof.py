@@ -44,21 +44,24 @@ class Proof:
         """The space of the points of a scope, perhaps with more dimensions after its axes."""
         return Space("", (*(axis.name for axis in scope.axes), *more), self.sizes)
 
-    def refute(self, counterexamples: isl.Set, error: Refutation) -> None:
-        """Raises the error of a counterexample, unless there is none for the sizes that a condition leaves."""
+    def refute(self, counterexamples: isl.Set, error: Refutation, *, plain: bool = True) -> None:
+        """Raises the error of a counterexample, unless there is none for the sizes that a condition leaves.
+
+        plain: whether a plain condition that leaves out some empty tensors is preferred to one of many cases
+        """
         if counterexamples.is_empty():
             return
         if self.sizes:
             counterexamples = counterexamples.intersect_params(self._assumed)
         if not counterexamples.is_empty():
-            self._refute(counterexamples, error)
+            self._refute(counterexamples, error, plain=plain)
 
-    def _refute(self, counterexamples: isl.Set, error: Refutation) -> None:
+    def _refute(self, counterexamples: isl.Set, error: Refutation, *, plain: bool) -> None:
         if self.sizes:
             holds = self._assumed.subtract(counterexamples.params())
             ordinary = self._of_sizes(self._at_least(_ORDINARY))
             if not holds.intersect(ordinary).is_empty():
-                needed = self._simplest(holds)
+                needed = self._simplest(holds) if plain else coalesced(holds.gist(self._assumed))
                 self.conditions.append(condition_from_set(needed))
                 self._assumed = coalesced(self._assumed.intersect(needed))
                 return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
 from typing import Literal
 
 from polyopt.classes import dataclass
@@ -28,9 +29,10 @@ from polyopt.poly import checks
 from polyopt.poly.contexts import element_text, read_contexts, reduce_contexts, replace_axes
 from polyopt.poly.coverage import reach
 from polyopt.poly.intervals import as_range, is_within, narrowed, window
-from polyopt.poly.projection import largest_interval
-from polyopt.poly.proof import place
+from polyopt.poly.projection import largest_interval, sizes_without_reads
+from polyopt.poly.proof import decided, place, point_text
 from polyopt.poly.shapes import Extents
+from polyopt.poly.space import Point
 
 Key = tuple[int, str]
 """An axis of an equation: its binder (`contexts.Scope`) and its name."""
@@ -243,13 +245,18 @@ class _State:
             if found is not None:
                 self.known[key] = self._from_zero(key, found)
                 self.pending.remove(key)
-                self.borrowed[key] = {
-                    (use.tensor, use.dimension): extents.value(use.tensor, use.dimension)
-                    for use in usable
-                    if not extents.is_fixed(use.tensor)
-                }
+                self._borrow(key, usable, extents)
                 return True
         return False
+
+    def _borrow(self, key: Key, uses: Sequence[_Use], extents: Extents) -> None:
+        """Notes the inferred extents that an axis was determined from; those that may still grow must be reached."""
+        sources = {(use.tensor, use.dimension) for use in uses if not extents.is_fixed(use.tensor)}
+        self.borrowed[key] = {source: extents.value(*source) for source in sources}
+        for source, extent in self.borrowed[key].items():
+            if extents.get(*source, final=True) is None:
+                error = partial(self._unreached, key, source, extent)
+                extents.demand_reached(*source, error)
 
     def _from_zero(self, key: Key, axis: ir.Axis) -> ir.Axis:
         """The range without negative values if the index is a subscript by itself: no element has one there."""
@@ -280,7 +287,11 @@ class _State:
         reads = [
             (use.subscript, extents.value(use.tensor, use.dimension), use.condition, self._ranges(use)) for use in hard
         ]
-        return largest_interval(easy, reads, self.sizes, self.equation)
+        found = largest_interval(easy, reads, self.sizes, self.equation)
+        if found is not None and self.sizes and not easy.is_resolved:
+            with decided(f"when '{key[1]}' has the range of a read"):
+                extents.refute(sizes_without_reads(found, reads, self.sizes), partial(self._unread, key))
+        return found
 
     def _ranges(self, use: _Use) -> dict[str, ir.Axis]:
         return {name: self.known[key] for name, key in use.keys.items() if key in self.known}
@@ -302,6 +313,18 @@ class _State:
                         f"its range would follow from dimension {dimension} of '{tensor}', whose extent "
                         f"({before}, then {after}) depends on that range",
                     )
+
+    def _unread(self, key: Key, point: Point) -> DefinitionError:
+        return _no_range(self.equation, key[1], f"no read that bounds it happens {point_text(point, ())}")
+
+    def _unreached(self, key: Key, source: tuple[str, int], extent: Affine, point: Point) -> DefinitionError:
+        tensor, dimension = source
+        return _no_range(
+            self.equation,
+            key[1],
+            f"its range would follow from dimension {dimension} of '{tensor}', and no other definition reaches the "
+            f"last element of its extent {extent} {point_text(point, ())}",
+        )
 
     def agree_on_all(self, extents: Extents) -> None:
         """In whole-tensor arithmetic the extents of all operands agree, inferred ones too."""

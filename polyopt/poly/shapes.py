@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
 import islpy as isl
 
 from polyopt.dsl import ir
-from polyopt.dsl.affine import TRUE, Affine, Compare, Condition, axes_of, condition_affines, evaluate, sizes_of
+from polyopt.dsl.affine import (
+    TRUE,
+    Affine,
+    Compare,
+    Condition,
+    axes_of,
+    axis,
+    condition_affines,
+    conjunction,
+    evaluate,
+    sizes_of,
+)
 from polyopt.errors import DefinitionError
 from polyopt.poly.equalities import Equalities
 from polyopt.poly.intervals import extreme, is_nonnegative, tightest
-from polyopt.poly.space import Space, greatest, is_greatest
+from polyopt.poly.proof import Proof, Refutation, decided
+from polyopt.poly.space import Space, greatest, is_greatest, named
 
 Ranges = Mapping[tuple[int, str], ir.Axis]
 """The ranges of an equation's axes, by binder and name (`contexts.Scope`)."""
+
+_ELEMENT = "e"
+"""The one dimension of a set of elements along a dimension."""
 
 _LARGE = 1 << 20
 """Symbolic extents are compared at this size: which of two bounds is meant shows when no size is small."""
@@ -30,6 +46,7 @@ class Extents:
         self._fixed = {t.name: t.shape for t in program.tensors if t.shape is not None}
         self._definitions = {t.name: program.definitions(t.name) for t in program.tensors if t.shape is None}
         self._inferred: dict[tuple[str, int], Affine] = {}
+        self._reached_by: dict[tuple[str, int], list[tuple[ir.Equation, Ranges]]] = {}
         self._final: set[tuple[str, int]] = set()
         self._same = Equalities(program.conditions)
         self._conditions: list[Condition] = list(program.conditions)
@@ -82,13 +99,54 @@ class Extents:
         reached = [self._same.apply(_reach(d, dimension, known[d.name], self._program.sizes, needs)) for d in ready]
         if reached:
             if len(tightest(reached, largest=True)) > 1:
-                joint = _reach_together(ready, dimension, known, self._program.sizes)
+                joint = _reach_together([(d, known[d.name]) for d in ready], dimension, self._program.sizes)
                 reached = reached if joint is None else [self._same.apply(joint)]
             self._inferred[name, dimension] = _greatest_of(reached, needs)
+            self._reached_by[name, dimension] = [(d, known[d.name]) for d in ready]
         if len(ready) == len(definitions):
             self._final.add((name, dimension))
-            for need in needs:
+            for need in (*needs, *self._needs_of_ranges(name, dimension)):
                 self.demand(need)
+
+    def _needs_of_ranges(self, name: str, dimension: int) -> Iterator[Compare]:
+        """That ranges have points where a guard makes the extent end before they do: without any it ends as they do."""
+        for definition, ranges in self._reached_by.get((name, dimension), ()):
+            subscript, axes = _subscript(definition, dimension, ranges)
+            end = None if _reach_guard(definition) == TRUE else extreme(subscript, axes, largest=True)
+            if end is None or is_nonnegative(self.value(name, dimension) - 1 - self._same.apply(end)):
+                continue
+            for one in axes.values():
+                spans = (upper - lower - 1 for lower in one.lower for upper in one.upper)
+                yield from (Compare(s, ">=") for s in spans if not s.is_constant and not is_nonnegative(s))
+
+    def demand_reached(self, tensor: str, dimension: int, error: Refutation) -> None:
+        """Asks the sizes that the extent known so far is reached; `error` is for sizes for which it is not.
+
+        So it must be where a recurrence takes its range from it: a guard may keep the other definitions from the last
+        elements for some sizes, and then the recurrence itself would make them exist.
+        """
+        program, extent = self._program, self.value(tensor, dimension)
+        definitions = self._reached_by[tensor, dimension]
+        everywhere = [(d, ranges) for d, ranges in definitions if _reach_guard(d) == TRUE]
+        ends = (self._same.apply(_reach(d, dimension, ranges, program.sizes, [])) for d, ranges in everywhere)
+        if not program.sizes or extent in ends:
+            return
+        space = Space("", (_ELEMENT,), program.sizes)
+        last = conjunction(Compare(axis(_ELEMENT) - extent + 1, "=="), Compare(extent - 1, ">="))
+        with decided(f"whether dimension {dimension} of '{tensor}' has extent {extent}"):
+            unreached = space.condition(last) - named(_values(definitions, dimension, program.sizes), (_ELEMENT,))
+            for definition, ranges in definitions:
+                subscript, axes = _subscript(definition, dimension, ranges)
+                end = extreme(subscript, axes, largest=True)
+                if end is not None and self._same.apply(end) + 1 == extent:  # as it is without a point
+                    unreached = unreached.intersect_params(_box(axes, program.sizes).params())
+            self.refute(unreached, error)
+
+    def refute(self, counterexamples: isl.Set, error: Refutation) -> None:
+        """Asks the sizes that there is no counterexample; raises `error` where there always is one."""
+        proof = Proof(replace(self._program, conditions=self.conditions()))
+        proof.refute(counterexamples, error, plain=False)
+        self._conditions += proof.conditions
 
     def shape(self, tensor: ir.Tensor) -> tuple[Affine, ...]:
         """The shape. Raises `DefinitionError` for a tensor that nothing defines."""
@@ -127,16 +185,12 @@ def _reach(
     equation: ir.Equation, dimension: int, ranges: Ranges, sizes: tuple[str, ...], needs: list[Compare]
 ) -> Affine:
     """One more than the greatest value of the subscript; not below 0 where that shows."""
-    subscript = equation.subscripts[dimension]
-    assert isinstance(subscript, Affine), "a data subscript has a given extent"
-    axes = {name: ranges[0, name] for name in _involved(equation, subscript)}
+    subscript, axes = _subscript(equation, dimension, ranges)
     guard = _reach_guard(equation)
     last = extreme(subscript, axes, largest=True) if guard == TRUE else None
     if last is None:
-        space = Space("", tuple(axes), sizes)
-        box = space.box(list(axes.values()))
-        values = box.intersect(space.condition(guard)).apply(space.access("", [subscript]))
-        if values.is_empty() and not box.is_empty():
+        values = _values([(equation, ranges)], dimension, sizes)
+        if values.is_empty() and not _box(axes, sizes).is_empty():
             return Affine(0)
         last = None if values.is_empty() else greatest(values, 0)
     if last is None and guard != TRUE:  # the guard makes it the smaller of two bounds; the box without it is affine
@@ -150,7 +204,7 @@ def _reach(
 
 
 def _reach_together(
-    definitions: Sequence[ir.Equation], dimension: int, known: Mapping[str, Ranges], sizes: tuple[str, ...]
+    definitions: Sequence[tuple[ir.Equation, Ranges]], dimension: int, sizes: tuple[str, ...]
 ) -> Affine | None:
     """The extent without the guards, where definitions that share the elements among them reach all of it.
 
@@ -158,21 +212,37 @@ def _reach_together(
     None where the guards make the box smaller.
     """
     ends: list[Affine] = []
-    reached: isl.Set | None = None
-    for definition in definitions:
-        subscript = definition.subscripts[dimension]
-        assert isinstance(subscript, Affine), "a data subscript has a given extent"
-        axes = {name: known[definition.name][0, name] for name in _involved(definition, subscript)}
-        end = extreme(subscript, axes, largest=True)
+    for definition, ranges in definitions:
+        end = extreme(*_subscript(definition, dimension, ranges), largest=True)
         if end is None:
             return None
         ends.append(end)
+    (end, *others) = tightest(ends, largest=True)
+    return end + 1 if not others and is_greatest(_values(definitions, dimension, sizes), 0, end) else None
+
+
+def _subscript(definition: ir.Equation, dimension: int, ranges: Ranges) -> tuple[Affine, dict[str, ir.Axis]]:
+    """The subscript, and the ranges of the axes that decide which elements are reached."""
+    subscript = definition.subscripts[dimension]
+    assert isinstance(subscript, Affine), "a data subscript has a given extent"
+    return subscript, {name: ranges[0, name] for name in _involved(definition, subscript)}
+
+
+def _box(axes: Mapping[str, ir.Axis], sizes: tuple[str, ...]) -> isl.Set:
+    return Space("", tuple(axes), sizes).box(list(axes.values()))
+
+
+def _values(definitions: Sequence[tuple[ir.Equation, Ranges]], dimension: int, sizes: tuple[str, ...]) -> isl.Set:
+    """`{ [e] }`: what the definitions reach along a dimension."""
+    reached: isl.Set | None = None
+    for definition, ranges in definitions:
+        subscript, axes = _subscript(definition, dimension, ranges)
         space = Space("", tuple(axes), sizes)
-        domain = space.box(list(axes.values())).intersect(space.condition(_reach_guard(definition)))
+        domain = _box(axes, sizes).intersect(space.condition(_reach_guard(definition)))
         values = domain.apply(space.access("", [subscript]))
         reached = values if reached is None else reached.union(values)
-    (end, *others) = tightest(ends, largest=True)
-    return end + 1 if not others and reached is not None and is_greatest(reached, 0, end) else None
+    assert reached is not None, "an extent that is known is reached by something"
+    return reached
 
 
 def _with_one_bound(axis: ir.Axis, needs: list[Compare]) -> ir.Axis:

@@ -100,7 +100,13 @@ def test_only_plainly_implied_bounds_are_dropped() -> None:
     assert tightest([N, N - 2, M], largest=False) == (N - 2, M)
     assert tightest([N, N - 2, a(3)], largest=True) == (N, a(3))
     assert is_nonnegative(N // 2 + M) and not is_nonnegative(N - 1) and not is_nonnegative(N - M)
-    assert as_range("i", [a(4)], [a(2)]) == ir.Axis("i", (a(4),), (a(4),))
+
+
+def test_an_empty_range_starts_where_it_ends() -> None:
+    """Like one whose emptiness shows only with numbers for the sizes: an extent is computed from where it ends."""
+    assert as_range("i", [a(4)], [a(2)]) == ir.Axis("i", (a(2),), (a(2),))
+    assert as_range("i", [N + 1], [N - 2]) == ir.Axis("i", (N - 2,), (N - 2,))
+    assert as_range("i", [a(0)], [a(-2)]) == ir.Axis("i", (a(0),), (a(0),))
 
 
 def test_equal_sizes_are_replaced_by_one() -> None:

@@ -1,0 +1,138 @@
+"""Shapes and ranges of a program with symbolic sizes are those of the program with numbers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from random import Random
+from typing import Any
+
+import pytest
+
+import polyopt as po
+from polyopt.dsl import ir
+from polyopt.dsl.affine import evaluate, holds
+from polyopt.dsl.bind import specialise
+from polyopt.errors import PolyoptError
+from polyopt.fuzz.check import load
+from polyopt.fuzz.generate import random_case
+from polyopt.poly.contexts import reduce_contexts
+from polyopt.poly.ranges import resolve
+
+M, N = po.sizes("M N")
+i, j, k = po.indices("i j k")
+
+Tensor = Any
+Sizes = Mapping[str, int]
+
+
+def board(x: Tensor, y: Tensor) -> None:
+    y[i, j] = po.when((i + j) % 2 == 0, x[i, j])
+    y[i, j] = po.when((i + j) % 2 == 1, 0)
+
+
+def two_rows(x: Tensor, y: Tensor) -> None:
+    y[i, j] = po.when(i < 2, x.pad(1)[i, j])
+    y[i, j] = y[i - 2, j]
+
+
+def above_the_diagonal(x: Tensor, y: Tensor) -> None:
+    y[i, j] = po.when(i < j, x.pad(1)[i, j])
+    y[i, j] = po.when(i >= j, y[i - 2, j])
+
+
+def other_rows(x: Tensor, y: Tensor) -> None:
+    y[i, j] = po.when(i % 2 == 0, x[i, j])
+    y[i, j] = po.when(i % 2 == 1, y[i - 1, j])
+
+
+def a_gap(x: Tensor, y: Tensor) -> None:
+    y[i, j] = po.when(i == 0, x.clamp()[i, j])
+    y[i, j] = po.when(i >= 5, x.clamp()[i, j])
+    y[i, j] = po.when((i >= 1) & (i < 5), y.clamp()[i - 1, j])
+
+
+def a_corner(x: Tensor, y: Tensor) -> None:
+    y[i, j] = po.when(i + j < 3, x[i, j])
+    y[i, j] = po.when(i + j >= 3, y.clamp()[i - 3, j - 3])
+
+
+def three_back(x: Tensor, y: Tensor) -> None:
+    y[i, j] = x.pad(2)[i, j]
+    y[i, j] = y[i - 3, j]
+
+
+def a_guarded_window(x: Tensor, y: Tensor) -> None:
+    y[i] = x.pad(1)[i, 0] + po.sum(po.where((i + k >= 0) & (i + k < N), x[0, i + k], 1), k)
+
+
+@pytest.mark.parametrize(
+    "define",
+    [board, two_rows, above_the_diagonal, other_rows, a_gap, a_corner, three_back, a_guarded_window],
+    ids=lambda define: define.__name__,
+)
+def test_recurrences_and_guards(define: Callable[[Tensor, Tensor], None]) -> None:
+    """A recurrence took the extent that a guard's box has, also where the guard keeps the definition from its end."""
+
+    @po.op
+    def op(x: po.i32[M, N]):
+        y = po.tensor("y")
+        define(x, y)
+        return y
+
+    program = op._equations.traced_for_values({}).program
+    shared = 0
+    for dynamic in ({"M"}, {"N"}, {"M", "N"}):
+        for sizes in (dict(zip("MN", values, strict=True)) for values in product(range(7), range(5))):
+            shared += _agree(program, {s: n for s, n in sizes.items() if s not in dynamic}, sizes)
+    assert shared
+
+
+def test_random_operators() -> None:
+    shared = 0
+    for seed in range(7_100_000, 7_100_150):
+        random = Random(seed)
+        program = load(random_case(seed).operator_source())._equations.traced_for_values({}).program
+        for _ in range(4):
+            sizes = {name: random.choice((0, 1, 1, 2, 2, 3, 4, 6)) for name in program.sizes}
+            known = {name: value for name, value in sizes.items() if random.random() < 0.3}
+            shared += _agree(program, known, sizes)
+    assert shared > 400
+
+
+def _agree(program: ir.Program, known: Sizes, sizes: Sizes) -> bool:
+    """Whether the program with symbolic sizes accepts these; then the other does, if no array is empty, and agrees."""
+    try:
+        symbolic = resolve(specialise(program, known))
+    except PolyoptError:
+        return False
+    if not all(holds(condition, {}, sizes) for condition in symbolic.conditions):
+        return False
+    try:
+        concrete = resolve(specialise(program, sizes))
+    except PolyoptError:
+        assert 0 in sizes.values(), (known, sizes)
+        return False
+    assert list(_shapes(symbolic, sizes)) == list(_shapes(concrete, {})), (known, sizes)
+    for one, other in zip(symbolic.equations, concrete.equations, strict=True):
+        assert _ranges(one, sizes) == _ranges(other, {}), (known, sizes)
+    return True
+
+
+def _shapes(program: ir.Program, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for tensor in program.tensors:
+        yield tensor.name, tuple(int(evaluate(extent, {}, sizes)) for extent in tensor.shape or ())
+
+
+def _ranges(equation: ir.Equation, sizes: Sizes) -> dict[tuple[int, str], range]:
+    """The values of every axis; none at all of an equation without points."""
+    axes = [(0, axis) for axis in equation.all_axes]
+    for context in reduce_contexts(equation):
+        axes += [(context.binder, axis) for axis in context.reduction.axes]
+    found = {(binder, axis.name): _values(axis, sizes) for binder, axis in axes}
+    return found if all(values for (binder, _), values in found.items() if binder == 0) else {}
+
+
+def _values(axis: ir.Axis, sizes: Sizes) -> range:
+    lower = max(int(evaluate(bound, {}, sizes)) for bound in axis.lower)
+    return range(lower, min(int(evaluate(bound, {}, sizes)) for bound in axis.upper))
