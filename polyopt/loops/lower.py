@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
 from typing import cast
@@ -153,7 +153,7 @@ class _Scanner:
 
     loops:     by name; the kind is that of every loop of the name
     rows:      the row of each statement in each loop, by the loop's name; point loops of one name stand apart
-    variables: the variable of each loop that is open, by the loop's name
+    variables: the variable of each loop that is open and whose row it is for every statement, by the loop's name
     names:     the variable of each open iterator of isl's, by its name
     loop_of:   the loop that each variable scans
     """
@@ -208,11 +208,14 @@ class _Scanner:
         variable = self.fresh(name)
         sizes = frozenset(self.scop.sizes)
         lower = as_expr(node.for_get_init(), self.names, sizes)
-        self.names[iterator], self.variables[name], self.loop_of[variable] = variable, variable, name
+        self.names[iterator], self.loop_of[variable] = variable, name
         upper = self.upper(node.for_get_cond(), sizes)
         step = int(node.for_get_inc().get_val().to_python())
+        if _fall_together(self.rows[name].values(), step):
+            self.variables[name] = variable
         body = self.node(node.for_get_body())
-        del self.names[iterator], self.variables[name]
+        del self.names[iterator]
+        self.variables.pop(name, None)
         source = self.loops[name]
         kind = source.kind if source.kind != "vector" or _suits_lanes(body, step) else "serial"
         return For(variable, lower, upper, _flat(body), step, kind, _axis_label(name), source.chunk)
@@ -268,6 +271,19 @@ class _Scanner:
             candidate = f"{base}_{number}"
         self.used.add(candidate)
         return candidate
+
+
+def _fall_together(rows: Iterable[Affine], step: int) -> bool:
+    """Whether all rows of a loop have the same remainder for its step.
+
+    Where they have not, isl joins rows that lie less than a step apart in the iterations of one of them.
+    """
+    constants = set()
+    for row in rows:
+        if any(factor % step for _, factor in row.terms):
+            return False
+        constants.add(row.constant % step)
+    return len(constants) == 1
 
 
 def _axis_label(name: str) -> str:

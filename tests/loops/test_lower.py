@@ -137,6 +137,37 @@ def test_a_loop_variable_is_the_value_of_its_row(m: int, scale: int) -> None:
     np.testing.assert_allclose(result, product.reference(*inputs.values()), rtol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1, 2])
+@pytest.mark.parametrize("block", [1, 3])
+def test_a_loop_over_rows_of_two_kinds_runs_each_with_its_own_buffers(scale: int, block: int) -> None:
+    """isl joins rows that lie a stride apart, even and odd ones, in iterations of the first: then the variable is not
+    the row of the others, and their private buffers were written outside."""
+
+    @po.op
+    def even_and_odd(x: f32[M, N, K]):
+        y = po.tensor("y")
+        y[i, j] = po.when(i % 2 == 0, x[i, j, 0])
+        y[i, j] = po.when(i % 2 == 1, po.sum(x[i, j, k], k) * 2)
+        return y
+
+    lowering = even_and_odd.lower(M=13, N=2, K=3)
+    even, *odd, out = (s.name for s in lowering.scop.statements)
+    init, update = odd
+    points = tuple((name, axis("j")) for name in (init, update, out))
+    sums = Sequence((Leaf(init), Loop("k", ((update, axis("k")),), Leaf(update)), Leaf(out)))
+    body = Sequence((Loop("j", ((even, axis("j")),), Leaf(even)), Loop("j#2", points, sums)))
+    row = axis("i") * scale
+    rows = ((even, row), *((name, row + 2 * (block - 1)) for name in (init, update, out)))
+    tree = Loop("i", rows, body)
+    plan = running.proved(lowering.scop, lowering.dependences, tree)
+    assert [buffer.scope for buffer in plan.buffers] == [("i", "j#2")]
+    program = running.loop_program(lowering.rewritten, lowering.scop, tree, plan)
+    check_accesses(program)
+    inputs = inputs_of(lowering)
+    (result,) = running.run(program, inputs).values()
+    np.testing.assert_allclose(result, even_and_odd.reference(*inputs.values()), rtol=1e-5)
+
+
 def test_a_loop_of_one_iteration_is_left_out() -> None:
     program = whole(product.lower(M=1, N=4, K=1), product.lower(M=1, N=4, K=1).fusion.tree)
     assert {loop.axis for loop in loops_of(program)} == {"j"}
