@@ -103,7 +103,7 @@ def _starts(scop: Scop) -> Iterator[Dependence]:
         for source in scop.writers(update.array):
             if source.is_update:
                 continue
-            relation = source.write.apply_range(update.write.reverse())
+            relation = coalesced(source.write.apply_range(update.write.reverse()))
             if not relation.is_empty():
                 yield Dependence(source.name, update.name, update.array, "start", relation)
 
@@ -114,7 +114,7 @@ def _reductions(scop: Scop) -> Iterator[Dependence]:
         for target in updates[first:]:
             if source.array != target.array:
                 continue
-            relation = source.write.apply_range(target.write.reverse())
+            relation = coalesced(source.write.apply_range(target.write.reverse()))
             if source is target:
                 relation = relation - isl.Map.identity(relation.get_space())
             if not relation.is_empty():

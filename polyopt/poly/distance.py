@@ -75,6 +75,10 @@ class DistanceTester:
         """Whether no pair of the dependences is apart: the loop could run its iterations at once."""
         return all(self.distance(d, rows).zero for d in dependences)
 
+    def is_carrying(self, dependences: Iterable[Dependence], rows: Rows) -> bool:
+        """Whether all pairs of the dependences are apart: the loops inside could run their iterations at once."""
+        return all(self.distance(d, rows).positive for d in dependences)
+
     def left(self, dependences: Iterable[Dependence], rows: Rows) -> tuple[Dependence, ...]:
         """The pairs at distance zero: what the loops inside must respect."""
         remaining = []

@@ -119,8 +119,7 @@ class _Prover:
 
     def check_reduction(self, dependence: Dependence) -> None:
         """No two updates of one element at once, but for the lanes or threads of one statement, which are combined."""
-        source, target = dependence.source, dependence.target
-        together = self.order.pairs(source, target)
+        source, target, together = dependence.source, dependence.target, dependence.relation
         for one, other in self.order.common(source, target):
             if one.row is None or other.row is None:
                 if one.position != other.position:
@@ -129,7 +128,7 @@ class _Prover:
             same = one.row.apply_range(other.row.reverse())
             combined = one.kind in COMBINED and self.lanes_are_combined(source, target, one.row)
             if one.kind in CONCURRENT and not combined:
-                meeting = ((dependence.relation & together) - same).intersect_params(self.scop.context)
+                meeting = (together - same).intersect_params(self.scop.context)
                 if not meeting.is_empty():
                     raise _violation(
                         f"two updates of '{dependence.array}' run at once in {one.kind} loop '{one.loop}'",

@@ -118,13 +118,16 @@ class Order:
         return Order(scop, {s.name: _steps(root, s, kinds) for s in scop.statements})
 
     def before(self, first: str, second: str) -> isl.Map:
-        """`{ first[x] -> second[y] : x surely runs before y }`"""
+        """`{ first[x] -> second[y] : x surely runs before y }`, where both are instances.
+
+        The domains, which may have many pieces, are left out: what is asked of it are pairs of instances.
+        """
         if (first, second) not in self._orders:
             self._orders[first, second] = self._before(first, second)
         return self._orders[first, second]
 
     def _before(self, first: str, second: str) -> isl.Map:
-        together = self.pairs(first, second)
+        together = isl.Map.universe(self.pairs(first, second).get_space())
         ordered = together - together
         for one, other in self.common(first, second):
             if one.row is None or other.row is None:

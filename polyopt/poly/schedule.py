@@ -54,20 +54,21 @@ def choose_rows(
     for rows in legal:
         if tester.is_coincident(dependences, rows):
             return _choice(rows, coincident=True, why="carries no dependence")
-    carried = [(rows, tester.left(dependences, rows)) for rows in legal]
-    for rows, left in carried:
-        if not left:
+    for rows in legal:
+        if tester.is_carrying(dependences, rows):
             return _choice(rows, why="carries every dependence")
-    for rows, left in carried:
-        if not _has_cycle(component, left):
+    left: list[int] = []
+    for rows in legal:
+        inside = tester.left(dependences, rows)
+        if not _has_cycle(component, inside):
             return _choice(rows, why="leaves no recurrence inside")
+        left.append(len(inside))
     wavefront = _wavefront(component, dependences, remaining, legal, tester)
     if wavefront is not None:
         return wavefront
-    if not carried:
+    if not legal:
         return None
-    rows, _ = min(carried, key=lambda pair: len(pair[1]))
-    return _choice(rows, why="carries most dependences", settles=False)
+    return _choice(legal[left.index(min(left))], why="carries most dependences", settles=False)
 
 
 def _choice(rows: Rows, *, coincident: bool = False, why: str, settles: bool = True) -> RowChoice:
@@ -140,7 +141,7 @@ def _wavefront(
         if any(_same_axis(first[name], second[name]) for name in component):
             continue
         rows = {name: first[name] * weight + second[name] for name in component}
-        if all(tester.distance(d, rows).positive for d in dependences):
+        if tester.is_carrying(dependences, rows):
             spent = {name: second[name].terms[0][0].name for name in component}  # type: ignore[union-attr]  # an axis
             return RowChoice(rows, spent, False, "wavefront: carries every dependence")
     return None

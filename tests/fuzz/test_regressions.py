@@ -258,3 +258,17 @@ def test_pieces_of_a_producer_that_no_tile_needs() -> None:
         return t1
 
     compare(column, (draw((1, 1), "u64", 0, 6, seed=1), draw((1, 9), "u64", 0, 6, seed=2)))
+
+
+def test_overlapping_guards_leave_the_proof_enough() -> None:
+    """Pieces of a guard that overlap were paired with each other: isl's share was spent before the proof was done."""
+
+    @po.op(dynamic=True)
+    def thirds(x: po.bf16[M, N], like: po.u8[K]):
+        t, z = po.tensor("t", shape=(K,), dtype=po.bf16), po.tensor("z", shape=(M,), dtype=po.bf16)
+        some = ((ii + k) % 3 == 1) | (ii != 1)
+        t[k] = po.when(((k + k) % 3 == 1) | (k != 3), po.sum(po.cast(1, po.bf16), ii, where=some))
+        z[i] = po.where((i >= 0) & (i < K), t[i], po.cast(1, po.bf16))
+        return z
+
+    compare(thirds, (draw((4, 1), "bf16", -3, 3, seed=1), draw((2,), "u8", 0, 0, seed=2)))
