@@ -7,6 +7,8 @@ are few and cheap: inlining of what asks for it, and promotion of stack slots to
 from __future__ import annotations
 
 import itertools
+import logging
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -16,8 +18,14 @@ from polyopt.runtime import objects
 from polyopt.runtime.objects import LoadedCode
 from polyopt.target import Target, host
 
+_LOG = logging.getLogger("polyopt.runtime.jit")
+
 DEFAULT_OPTIMISATION = 2
 _names = itertools.count()
+
+_ARRAY = re.compile(r" *(%\S+) = alloca \[")
+_PART = re.compile(r" *(%\S+) = getelementptr .*?, ptr (%[^\s,]+),")
+_VECTOR_STORE = re.compile(r" *store <.*, ptr (%[^\s,]+),")
 
 
 def compile_object(ir_text: str, target: Target, *, opt: int = DEFAULT_OPTIMISATION) -> bytes:
@@ -27,17 +35,13 @@ def compile_object(ir_text: str, target: Target, *, opt: int = DEFAULT_OPTIMISAT
     Raises `CompileError` where LLVM refuses the text; the full LLVM message is in `facts["llvm"]`.
     """
     machine = _target_machine(target, opt)
-    module = _verified(ir_text, machine)
-    _run_passes(module, machine, opt)
-    return bytes(machine.emit_object(module))
+    return bytes(machine.emit_object(_prepared(ir_text, machine, opt)))
 
 
 def assembly(ir_text: str, target: Target, *, opt: int = DEFAULT_OPTIMISATION) -> str:
     """The assembly text of what `compile_object` makes. Raises `CompileError` as it does."""
     machine = _target_machine(target, opt)
-    module = _verified(ir_text, machine)
-    _run_passes(module, machine, opt)
-    return str(machine.emit_assembly(module))
+    return str(machine.emit_assembly(_prepared(ir_text, machine, opt)))
 
 
 def load_object(object_code: bytes, symbols: Iterable[str], imports: Mapping[str, int] | None = None) -> LoadedCode:
@@ -101,6 +105,51 @@ def _target_machine(target: Target, opt: int) -> Any:
     return description.create_target_machine(
         cpu=target.cpu, features=target.features, opt=opt, reloc="pic", codemodel="small"
     )
+
+
+def _prepared(ir_text: str, machine: Any, opt: int) -> Any:
+    """The module after the IR passes.
+
+    It is verified once more, for a pass may break it: SROA, up to LLVM 22, joins vectors that fill an array on the
+    stack at the one that is stored last by place and not by time (llvm/llvm-project, pull request 189680). Such arrays
+    then stay in memory. Raises `CompileError` where that does not help.
+    """
+    module = _verified(ir_text, machine)
+    _run_passes(module, machine, opt)
+    broken = _complaint(module)
+    if not broken:
+        return module
+    _LOG.warning("LLVM's passes broke a kernel; its arrays on the stack stay in memory (%s)", broken.splitlines()[0])
+    module = _verified(_kept_in_memory(ir_text), machine)
+    _run_passes(module, machine, opt)
+    broken = _complaint(module)
+    if broken:
+        raise _compile_error("LLVM's passes break the generated code", RuntimeError(broken), ir_text)
+    return module
+
+
+def _complaint(module: Any) -> str:
+    """What is wrong with a module; empty if nothing is."""
+    try:
+        module.verify()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def _kept_in_memory(ir_text: str) -> str:
+    """The text with volatile stores of vectors to arrays on the stack, which SROA leaves alone."""
+    arrays: set[str] = set()
+    lines = []
+    for line in ir_text.splitlines():
+        made, pointer = _ARRAY.match(line), _PART.match(line)
+        if made:
+            arrays.add(made[1])
+        elif pointer and pointer[2] in arrays:
+            arrays.add(pointer[1])
+        stored = _VECTOR_STORE.match(line)
+        lines.append(line.replace("store <", "store volatile <", 1) if stored and stored[1] in arrays else line)
+    return "\n".join(lines)
 
 
 def _verified(ir_text: str, machine: Any) -> Any:
