@@ -54,6 +54,9 @@ def isl_errors(what: str, *operands: object) -> Iterator[None]:
 _MOST_PIECES = 24
 """Of a piecewise bound that is looked at: one with more is not a minimum of a few expressions."""
 
+_SMALL = (8, 64, 512, 4096)
+"""Coordinates of a point that is easy to read, the easiest first."""
+
 OPERATIONS = 400_000
 """Of isl's, that one expensive call may take: a second or so."""
 
@@ -265,12 +268,14 @@ class Point:
 def sample_point(domain: isl.Set) -> Point | None:
     """One point and the sizes it exists for; None for an empty set.
 
-    The lexicographically smallest of non-negative sizes and then axes where that exists, so that a witness is short.
+    The lexicographically smallest of non-negative sizes and then axes where that exists, so that a witness is short; of
+    those with small coordinates if there are any. Without such a bound isl may search for minutes, and count nothing.
     An unnamed dimension is called `_` and its position.
     """
     if domain.is_empty():
         return None
     flat, names = _sizes_as_axes(domain)
+    flat = _small(flat)
     try:
         point = flat.lexmin().sample_point()
     except isl.Error:  # unbounded below
@@ -281,6 +286,17 @@ def sample_point(domain: isl.Set) -> Point | None:
     return Point(
         dict(zip(names[:sizes], values[:sizes], strict=True)), dict(zip(names[sizes:], values[sizes:], strict=True))
     )
+
+
+def _small(flat: isl.Set) -> isl.Set:
+    """The points in the smallest of a few boxes that holds any; all points where none does."""
+    for bound in _SMALL:
+        inside = flat
+        for position in range(flat.dim(_SET)):
+            inside = inside.upper_bound_val(_SET, position, bound)
+        if not inside.is_empty():
+            return inside
+    return flat
 
 
 def sample(domain: isl.Set) -> dict[str, int] | None:

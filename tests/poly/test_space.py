@@ -123,6 +123,14 @@ def test_a_sample_is_small_and_includes_sizes() -> None:
     assert sample(SPACE.empty()) is None
 
 
+def test_a_sample_prefers_small_coordinates() -> None:
+    far = And((eq(affine.axis("i"), 0), eq(affine.axis("j"), 5000)))
+    near = And((eq(affine.axis("i"), 3), eq(affine.axis("j"), 2)))
+    space = Space("", ("i", "j"), ())
+    assert sample(space.condition(far) | space.condition(near)) == {"i": 3, "j": 2}
+    assert sample(space.condition(far)) == {"i": 0, "j": 5000}
+
+
 def test_a_sample_of_an_unbounded_set_is_some_point_of_it() -> None:
     point = sample_point(Space("", ("i",), ()).condition(lt(i, -3)))
     assert point is not None and point.axes["i"] < -3
