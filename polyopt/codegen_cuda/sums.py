@@ -36,7 +36,8 @@ class Sum:
     @property
     def is_alone(self) -> bool:
         """Whether nothing but the sum is added to the element after its first value."""
-        return len(self.before) <= self.is_started and not self.rest
+        added = self.before[1:] if self.is_started else self.before
+        return not added and not self.rest
 
     def can_stay(self, buffer: Buffer) -> bool:
         """Whether the element may stay in a register of the reduction's type until all is added: each addition rounds
@@ -121,7 +122,7 @@ def loads_of(*exprs: Expr) -> Iterator[Load]:
 
 
 def has_loads(expr: Expr) -> bool:
-    return any(True for _ in loads_of(expr))
+    return next(loads_of(expr), None) is not None
 
 
 def exprs_of(load: Load) -> list[Expr]:
