@@ -35,11 +35,8 @@ def largest_interval(
     intervals the first. Raises `DefinitionError` where the interval has no affine bounds in symbolic sizes.
     """
     space = Space("", (base.name,), sizes)
-    bad, happening = space.empty(), space.empty()
     with isl_errors(f"find the range of index '{base.name}'"), operation_budget():
-        for read in reads:
-            read_bad, read_happening = _projected(base.name, read, sizes)
-            bad, happening = bad.union(read_bad), happening.union(read_happening)
+        bad, happening = _all_projected(base.name, reads, sizes)
         if base.is_resolved:  # by a read that no guard restricts, or by an index alone
             happening = happening.union(space.box([base]))
         if happening.is_empty():
@@ -54,19 +51,34 @@ def largest_interval(
             raise _ambiguous(base.name, equation, "where it ends is no affine expression of the sizes") from None
 
 
-def sizes_without_reads(axis: ir.Axis, reads: Sequence[GuardedSubscript], sizes: tuple[str, ...]) -> isl.Set:
-    """The sizes for which an axis with the range of `largest_interval` has values, and none of the reads happens.
+def sizes_of_other_ranges(
+    base: ir.Axis, found: ir.Axis, reads: Sequence[GuardedSubscript], sizes: tuple[str, ...], *, summed: bool
+) -> isl.Set:
+    """The sizes for which the interval within `base` is another one than `found`, which holds for most.
 
-    For such sizes the range would be another one. Sizes for which other axes have no value do not count.
+    No read happens, and the interval is that of the subscripts by themselves; or none happens in bounds, and it is
+    empty; or a side of it that nothing ends stops where the last read happens, which no affine expression says.
+
+    summed: whether the axis is of a reduction, which adds nothing for sizes for which other axes have no value
     """
-    space = Space("", (axis.name,), sizes)
-    box, happening = space.box([axis]), space.empty()
-    unread = box.params()
-    for read in reads:
-        happening = happening.union(_projected(axis.name, read, sizes)[1])
-        others = [other for name, other in read[3].items() if name != axis.name]
-        unread = unread & Space("", tuple(other.name for other in others), sizes).box(others).params()
-    return unread - box.intersect(happening).params()
+    space = Space("", (base.name,), sizes)
+    box = space.box([found])
+    bad, happening = _all_projected(base.name, reads, sizes)
+    plain = _without_guards(base, reads)
+    without = space.box([plain]) if plain is not None else space.empty()
+    other = ((box - without) | (without - box)).params() - happening.params()
+    good = space.box([base]) - bad
+    inside = happening & good
+    other = other | ((box.params() & happening.params()) - (box & inside).params())
+    for last, further in ((box.lexmax(), isl.Map.lex_lt), (box.lexmin(), isl.Map.lex_gt)):
+        beyond = last.apply(further(last.get_space()))
+        following = beyond.lexmin() if further is isl.Map.lex_lt else beyond.lexmax()
+        stops_elsewhere = (last - inside).params() | (beyond & inside).params()
+        other = other | ((following & good).params() & stops_elsewhere)
+    for read in reads if summed else ():
+        others = [axis for name, axis in read[3].items() if name != base.name]
+        other = other & Space("", tuple(axis.name for axis in others), sizes).box(others).params()
+    return other
 
 
 def _without_guards(base: ir.Axis, reads: Sequence[GuardedSubscript]) -> ir.Axis | None:
@@ -79,6 +91,16 @@ def _without_guards(base: ir.Axis, reads: Sequence[GuardedSubscript]) -> ir.Axis
             upper.append(found[1])
     axis = as_range(base.name, lower, upper)
     return axis if axis.is_resolved else None
+
+
+def _all_projected(target: str, reads: Sequence[GuardedSubscript], sizes: tuple[str, ...]) -> tuple[isl.Set, isl.Set]:
+    """The values of the target for which a read is out of bounds somewhere, and for which one happens."""
+    space = Space("", (target,), sizes)
+    bad, happening = space.empty(), space.empty()
+    for read in reads:
+        read_bad, read_happening = _projected(target, read, sizes)
+        bad, happening = bad.union(read_bad), happening.union(read_happening)
+    return bad, happening
 
 
 def _projected(target: str, read: GuardedSubscript, sizes: tuple[str, ...]) -> tuple[isl.Set, isl.Set]:

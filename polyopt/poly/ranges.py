@@ -29,7 +29,7 @@ from polyopt.poly import checks
 from polyopt.poly.contexts import element_text, read_contexts, reduce_contexts, replace_axes
 from polyopt.poly.coverage import reach
 from polyopt.poly.intervals import as_range, is_within, narrowed, window
-from polyopt.poly.projection import largest_interval, sizes_without_reads
+from polyopt.poly.projection import largest_interval, sizes_of_other_ranges
 from polyopt.poly.proof import decided, place, point_text
 from polyopt.poly.shapes import Extents
 from polyopt.poly.space import Point
@@ -290,7 +290,8 @@ class _State:
         found = largest_interval(easy, reads, self.sizes, self.equation)
         if found is not None and self.sizes and not easy.is_resolved:
             with decided(f"when '{key[1]}' has the range of a read"):
-                extents.refute(sizes_without_reads(found, reads, self.sizes), partial(self._unread, key))
+                others = sizes_of_other_ranges(easy, found, reads, self.sizes, summed=key[0] != 0)
+                extents.refute(others, partial(self._moves, key))
         return found
 
     def _ranges(self, use: _Use) -> dict[str, ir.Axis]:
@@ -314,8 +315,9 @@ class _State:
                         f"({before}, then {after}) depends on that range",
                     )
 
-    def _unread(self, key: Key, point: Point) -> DefinitionError:
-        return _no_range(self.equation, key[1], f"no read that bounds it happens {point_text(point, ())}")
+    def _moves(self, key: Key, point: Point) -> DefinitionError:
+        why = f"the reads that bound it happen on an interval that no affine expression gives {point_text(point, ())}"
+        return _no_range(self.equation, key[1], why)
 
     def _unreached(self, key: Key, source: tuple[str, int], extent: Affine, point: Point) -> DefinitionError:
         tensor, dimension = source

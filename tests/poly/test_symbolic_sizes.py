@@ -66,9 +66,24 @@ def a_guarded_window(x: Tensor, y: Tensor) -> None:
     y[i] = x.pad(1)[i, 0] + po.sum(po.where((i + k >= 0) & (i + k < N), x[0, i + k], 1), k)
 
 
+def a_term_that_never_happens(x: Tensor, y: Tensor) -> None:
+    there = (j >= 1) & (j - 2 * k >= 0) & (j - 2 * k < M)
+    y[j] = x.pad(1)[0, j] + po.sum(po.where(there, x[j - 2 * k, j - 1], 1), k)
+
+
 @pytest.mark.parametrize(
     "define",
-    [board, two_rows, above_the_diagonal, other_rows, a_gap, a_corner, three_back, a_guarded_window],
+    [
+        board,
+        two_rows,
+        above_the_diagonal,
+        other_rows,
+        a_gap,
+        a_corner,
+        three_back,
+        a_guarded_window,
+        a_term_that_never_happens,
+    ],
     ids=lambda define: define.__name__,
 )
 def test_recurrences_and_guards(define: Callable[[Tensor, Tensor], None]) -> None:
@@ -85,6 +100,27 @@ def test_recurrences_and_guards(define: Callable[[Tensor, Tensor], None]) -> Non
     for dynamic in ({"M"}, {"N"}, {"M", "N"}):
         for sizes in (dict(zip("MN", values, strict=True)) for values in product(range(7), range(5))):
             shared += _agree(program, {s: n for s, n in sizes.items() if s not in dynamic}, sizes)
+    assert shared
+
+
+def test_a_range_that_ends_where_one_of_two_guards_does() -> None:
+    """Which guard ends it depends on the sizes; the range was that of a hull around both."""
+
+    @po.op
+    def op(x: po.f64[M, N], w: po.f64[4]):
+        t, u, y = po.tensor("t", shape=(M, N)), po.tensor("u"), po.tensor("y")
+        t[i, j] = x[i, j] + x.clamp()[i - 1, j - 1]
+        u[i, j] = t[i, j] + t.clamp()[i, j - 1] + t.clamp()[i - 1, j + 1]
+        column = po.where((j - 2 * i >= 0) & (j - 2 * i < M), t[j - 2 * i, j], 1.0)
+        half = po.where(((i + j) // 2 >= 0) & ((i + j) // 2 < M), u[(i + j) // 2, j], 1.0)
+        edge = po.where((i + 1 >= 0) & (i + 1 < 4), w[i + 1], 1.0)
+        inner = po.maximum(column, x.pad(2)[i - 1, i - i]) + y[i, j - 1]
+        outer = po.where(t.wrap()[(i + j) // 2, j] != half, edge, w.wrap()[2 * i + 1])
+        y[i, j] = po.where((i >= 2) & (j >= 2) & (j < N - 1), inner, outer)
+        return y
+
+    program = op._equations.traced_for_values({}).program
+    shared = sum(_agree(program, {}, {"M": m, "N": n}) for m, n in product(range(1, 7), range(1, 7)))
     assert shared
 
 
