@@ -16,7 +16,7 @@ import islpy as isl
 from polyopt.classes import dataclass
 from polyopt.poly import graph
 from polyopt.poly.scop import Scop, Statement
-from polyopt.poly.space import coalesced
+from polyopt.poly.space import simplified
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +85,7 @@ def _flows(scop: Scop) -> Iterator[Dependence]:
             for source in scop.writers(array):
                 relation = source.write.apply_range(read.reverse())
                 if not relation.is_empty():
-                    yield Dependence(source.name, target.name, array, "flow", coalesced(relation))
+                    yield Dependence(source.name, target.name, array, "flow", simplified(relation))
 
 
 def _reads_by_array(statement: Statement) -> dict[str, isl.Map]:
@@ -103,7 +103,7 @@ def _starts(scop: Scop) -> Iterator[Dependence]:
         for source in scop.writers(update.array):
             if source.is_update:
                 continue
-            relation = coalesced(source.write.apply_range(update.write.reverse()))
+            relation = simplified(source.write.apply_range(update.write.reverse()))
             if not relation.is_empty():
                 yield Dependence(source.name, update.name, update.array, "start", relation)
 
@@ -114,7 +114,7 @@ def _reductions(scop: Scop) -> Iterator[Dependence]:
         for target in updates[first:]:
             if source.array != target.array:
                 continue
-            relation = coalesced(source.write.apply_range(target.write.reverse()))
+            relation = simplified(source.write.apply_range(target.write.reverse()))
             if source is target:
                 relation = relation - isl.Map.identity(relation.get_space())
             if not relation.is_empty():

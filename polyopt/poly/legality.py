@@ -26,7 +26,7 @@ from polyopt.poly.dependence import Dependence, Dependences
 from polyopt.poly.lifetimes import overwritten, raced, relations
 from polyopt.poly.order import COMBINED, CONCURRENT, Order
 from polyopt.poly.scop import Array, Scop, Statement
-from polyopt.poly.space import Space, sample
+from polyopt.poly.space import Space, sample, simplified
 from polyopt.poly.storage import Storage, StoragePlan, subscript_relation
 from polyopt.poly.tree import LoopKind
 
@@ -357,7 +357,7 @@ class _Prover:
         if pairs.is_empty():
             return
         names = pairs.get_tuple_name(isl.dim_type.in_), pairs.get_tuple_name(isl.dim_type.out)
-        forgotten = pairs
+        forgotten = simplified(pairs)
         if names in known:
             forgotten = forgotten - known[names]
         if unordered and names[::-1] in known:

@@ -87,6 +87,15 @@ def coalesced(pieces: _Pieces) -> _Pieces:
         return pieces
 
 
+def simplified(relation: isl.Map) -> isl.Map:
+    """The same in as few pieces as isl finds, each with its equalities in sight.
+
+    An equality that only two bounds of a floor make plain costs later subtractions a case for each of its sides, and
+    for each piece subtracted: a million operations, where they take a few once it is written as what it is.
+    """
+    return coalesced(relation.detect_equalities())
+
+
 def node_kind(node: isl.ScheduleNode) -> isl.schedule_node_type:
     """What a node of a schedule tree is; isl's Python types call it a number."""
     return cast(isl.schedule_node_type, node.get_type())

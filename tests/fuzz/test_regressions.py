@@ -272,3 +272,18 @@ def test_overlapping_guards_leave_the_proof_enough() -> None:
         return z
 
     compare(thirds, (draw((4, 1), "bf16", -3, 3, seed=1), draw((2,), "u8", 0, 0, seed=2)))
+
+
+def test_equalities_that_floors_hide_leave_the_proof_enough() -> None:
+    """Known pairs were subtracted bound by bound of a floor: isl's share went to one dependence, the op was refused."""
+
+    @po.op
+    def columns(x: po.f64[M, N], like: po.u8[K]):
+        t, z = po.tensor("t", shape=(M, N, K), dtype=po.f16), po.tensor("z", shape=(M,), dtype=po.f16)
+        t[i, j, k] = po.when(i > 0, po.cast(1, po.f16))
+        t[0, j, k] = po.cast(1, po.f16)
+        same = t.clamp()[j - 2, j - 2, i + j] == t.wrap()[i, j, i // 3 + j % 2]
+        z[i] = po.cast(po.all(same, j, where=~((i % 2 == 0) | ((i + j) % 3 == 1))), po.f16)
+        return z
+
+    compare(columns, (draw((5, 33), "f64", -3, 3, seed=1), draw((8,), "u8", 0, 4, seed=2)))
