@@ -289,13 +289,14 @@ def check_runs_here(target: Target) -> None:
         devices.driver()
         return
     here = host()
-    if target.triple == here.triple and target.vector_bits <= here.vector_bits:
+    lacking = target.lacking(here)
+    if not lacking:
         return
     raise BackendUnavailable(
         f"this machine cannot run code for the target '{target.name}'",
-        why=f"it is a {here.name} machine ({here.triple})",
+        why=f"it is '{here.name}' ({here.cpu}, {here.triple}) and lacks {', '.join(lacking)}",
         fix="op.on('cpu') runs; op.lower(..., target=...) shows the code for another machine",
-        facts={"target": target.name, "host": here.name},
+        facts={"target": target.name, "host": here.name, "lacking": lacking},
     )
 
 

@@ -167,6 +167,15 @@ class Target:
         """Whether LLVM's `feature` ("avx512bf16") is usable."""
         return f"+{feature}" in self.features.split(",")
 
+    def lacking(self, here: Target) -> tuple[str, ...]:
+        """What the machine `here` would have to have for code of this target: LLVM's names of features, or of the
+        processor; empty where the code runs. Wide vectors are no reason: LLVM takes them in pieces."""
+        if self.triple != here.triple:
+            return (self.triple,)
+        implied = () if self.cpu == here.cpu else _IMPLIED.get(self.cpu, (self.cpu,))
+        enabled = [feature[1:] for feature in self.features.split(",") if feature.startswith("+")]
+        return tuple(feature for feature in (*implied, *enabled) if not here.has(feature))
+
 
 _DEFAULT_CACHES = {"l1_bytes": 32 << 10, "l2_bytes": 1 << 20, "l3_bytes": 16 << 20, "line_bytes": 64}
 
@@ -191,6 +200,12 @@ _PRESETS: Mapping[str, _Preset] = {
     "generic": _Preset(128, 16, "x86_64", "x86-64"),
 }
 PRESETS = tuple(_PRESETS)
+
+_V3 = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt")
+_V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_IMPLIED = {"x86-64-v4": (*_V3, *_V4), "x86-64-v3": _V3, "x86-64": (), "generic": ()}
+"""The features that code for a processor of a preset takes as given, beyond those of its architecture."""
+
 CPU = "cpu"
 CUDA = "cuda"
 NAMES = (CPU, CUDA, *PRESETS, *GPU_PRESETS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,22 @@ def test_presets_do_not_depend_on_the_machine_that_asks(tmp_path: Path, monkeypa
 def test_what_a_preset_can_do_beyond_its_width() -> None:
     assert target.preset("avx512_bf16").has("avx512bf16") and target.preset("avx512_bf16").has("avx512vnni")
     assert not target.preset("avx512").has("avx512vnni")
+
+
+def test_code_runs_where_the_processor_has_every_feature_that_it_uses() -> None:
+    """The width of vectors decided: code with BF16 dots went to processors that have none, and wide vectors that any
+    processor takes in pieces were refused."""
+    plain, wide = target.preset("avx2"), target.preset("avx512")
+    have = ",".join(f"+{name}" for name in (*target._V3, *target._V4))
+    server = replace(wide, cpu="skylake-avx512", features=have)
+    desktop = replace(plain, cpu="znver3", features=",".join(f"+{name}" for name in target._V3) + ",-avx512f")
+    assert plain.lacking(server) == wide.lacking(server) == server.lacking(server) == ()
+    assert target.preset("avx512_bf16").lacking(server) == ("avx512bf16", "avx512vnni")
+    assert wide.lacking(desktop) == target._V4
+    assert replace(desktop, vector_bits=512, vector_registers=32).lacking(desktop) == ()
+    assert replace(desktop, cpu="znver4").lacking(desktop) == ("znver4",)
+    assert target.preset("neon").lacking(server) == (target.preset("neon").triple,)
+    assert target.preset("generic").lacking(target.host()) == ()
 
 
 @pytest.mark.parametrize("example", ["linear", "softmax", "causal_attention"])
