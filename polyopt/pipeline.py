@@ -375,6 +375,7 @@ class Lowering:
             results=self.program.results,
             strides=self.options.layouts,
             shapes={tensor.name: tensor.shape for tensor in self.program.tensors if tensor.shape is not None},
+            stack_bytes=self.options.target.l1_bytes,
         )
         streamed = streams.apply(program, used.mapping.streams)
         return edges.split(loops_split.split(interior.split(streamed)))

@@ -155,11 +155,25 @@ class _Math:
         return "\n".join(definitions[name] for name in sorted(definitions))
 
 
+_NOTHING = integer(0)
+
+
 class _FunctionWriter:
     """One function of the kernel: its view of the arguments, and its statements."""
 
-    def __init__(self, kernel: _Kernel, f: Function, words: Value, *, slot: Value, is_worker: bool) -> None:
-        """is_worker: this is the body of a parallel loop, so parallel loops inside run serially."""
+    def __init__(
+        self,
+        kernel: _Kernel,
+        f: Function,
+        words: Value,
+        *,
+        slot: Value,
+        is_worker: bool,
+        private_used: Expr = _NOTHING,
+    ) -> None:
+        """is_worker:    this is the body of a parallel loop, so parallel loops inside run serially
+        private_used: bytes of each slot's private block that buffers of the loops around have in one of the slots
+        """
         self.kernel = kernel
         self.f = f
         f.flags = kernel.flags
@@ -168,7 +182,7 @@ class _FunctionWriter:
         self.is_worker = is_worker
         self.x = Expressions(f, kernel.math, words)
         self.sizes = self._sizes()
-        self._private_used: Expr = integer(0)
+        self.private_used = private_used
         self._place_arguments()
         self.statements = Statements(self.x, kernel.lanes, self._parallel, self._allocate, kernel.dots)
 
@@ -212,16 +226,16 @@ class _FunctionWriter:
     def _allocate(self, buffer: Buffer, write: Callable[[], None]) -> None:
         """Runs `write` with `buffer` in the private block of this worker's slot."""
         kernel, f = self.kernel, self.f
-        start = workspace.calculated("add", kernel.shared_bytes, self._private_used)
+        start = workspace.calculated("add", kernel.shared_bytes, self.private_used)
         block = self._workspace_address(start)
         size = scalar_of(f, self.x.uniform(kernel.private_bytes, Context(self.sizes)))
         distance = binary(f, "mul", self.slot, size)
         base = f.instruction(f"getelementptr i8, {block}, {distance}", "ptr", 1, [block, distance], "cheap")
         self.place(buffer, base, buffer.dtype.itemsize)
-        outer = self._private_used
-        self._private_used = workspace.calculated("add", outer, workspace.size_bytes(buffer))
+        outer = self.private_used
+        self.private_used = workspace.calculated("add", outer, workspace.size_bytes(buffer))
         write()
-        self._private_used = outer
+        self.private_used = outer
 
     # --- parallel loops ------------------------------------------------------------------------------------
 
@@ -283,7 +297,7 @@ class _Outline:
         block = Value("%block", "ptr")
         words = f.load("ptr", 1, block, 8, "")
         chunk, chunks, slot = (Value(f"%{name}", "i64") for name in ("chunk", "chunks", "slot"))
-        writer = _FunctionWriter(kernel, f, words, slot=slot, is_worker=True)
+        writer = _FunctionWriter(kernel, f, words, slot=slot, is_worker=True, private_used=self.outer.private_used)
         env = dict(writer.sizes)
         for number, name in enumerate(self.variables, 1):
             env[name] = linear(writer.x.bounded(writer.read_word(block, number, "i64")))

@@ -79,12 +79,19 @@ def answered(lowering: Lowering, random: Random) -> Lowering:
 
 
 def _machine(target: Target, random: Random) -> Target:
-    """The target with vectors of another width. Wide ones are cut to what this processor has, not emulated: so widths
-    that it lacks can run."""
+    """The target with vectors of another width, and perhaps a first cache that no private buffer fits. Wide vectors are
+    cut to what this processor has, not emulated: so widths that it lacks can run."""
     bits = random.choice((128, 256, 512))
     here = host()
     base = preset("generic") if bits == 128 or here.vector_bits == 128 else here
-    return replace(target, vector_bits=bits if base is here else 128, cpu=base.cpu, features=base.features)
+    first_cache = random.choice((target.l1_bytes, 4))
+    return replace(
+        target,
+        vector_bits=bits if base is here else 128,
+        cpu=base.cpu,
+        features=base.features,
+        l1_bytes=first_cache,
+    )
 
 
 def run(lowering: Lowering, arguments: SequenceOf[Array], *, effort: int) -> list[Array]:

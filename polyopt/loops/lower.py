@@ -41,7 +41,7 @@ from polyopt.poly.storage import Storage, StoragePlan
 from polyopt.poly.tree import Loop, Tree, as_schedule, loops
 
 LOCAL_BYTES = 1 << 15
-"""Largest private buffer that lives on a thread's stack."""
+"""No private buffer that is larger lives on a thread's stack."""
 
 _NODE = isl.ast_node_type
 _IF, _FOR = (getattr(_NODE, name) for name in ("if_", "for_"))  # isl's Python types leave these two out
@@ -56,6 +56,7 @@ def lower(
     results: Sequence[str],
     strides: Mapping[str, tuple[int, ...] | None],
     shapes: Mapping[str, tuple[Affine, ...]] | None = None,
+    stack_bytes: int = LOCAL_BYTES,
 ) -> LoopProgram:
     """The loop program of a mapped tree.
 
@@ -63,8 +64,9 @@ def lower(
     strides: bytes per dimension of an argument; None, or absent, for C-contiguous. With symbolic sizes a strided
              argument's strides become run-time parameters `x_stride0`, ...
     shapes:  of the arguments as the caller has them, where dimensions are joined
+    stack_bytes: the largest private buffer that lives on a thread's stack
     """
-    scanner = _Scanner(scop, tree, storage)
+    scanner = _Scanner(scop, tree, storage, min(stack_bytes, LOCAL_BYTES))
     body = scanner.scan(ast(scop, tree))
     arguments, extra = _arguments(scop, [*parameters, *results], strides, shapes or {})
     written = tuple(results)
@@ -161,6 +163,7 @@ class _Scanner:
     scop: Scop
     tree: Tree
     storage: StoragePlan
+    stack_bytes: int
     bodies: Bodies = field(init=False)
     loops: dict[str, Loop] = field(init=False)
     rows: dict[str, dict[str, Affine]] = field(default_factory=dict)
@@ -258,7 +261,7 @@ class _Scanner:
         elements = 1
         for extent in storage.extent:
             elements *= extent.constant if extent.is_constant else LOCAL_BYTES
-        small = elements * array.dtype.itemsize <= LOCAL_BYTES
+        small = elements * array.dtype.itemsize <= self.stack_bytes
         return _buffer(array, storage, "local" if small else "workspace")
 
     def fresh(self, name: str) -> str:

@@ -266,6 +266,21 @@ def test_workspace_buffers_are_shared_or_private() -> None:
     np.testing.assert_array_equal(y, (x * 2 + 1)[:, ::-1])
 
 
+def test_a_threads_buffers_lie_behind_those_of_the_loops_around() -> None:
+    """Both started at the private block of a slot: the thread that had the outer one wrote over it."""
+    x, y = numbers(12, 33), np.zeros((12, 33), np.float32)
+    outer = Buffer("s", f32, (integer(12), integer(33)), "workspace")
+    inner = Buffer("p", f32, (integer(33),), "workspace")
+    first = loop("i", 12, loop("j", 33, store("s", [i, j], affine("x", i, j)), kind="vector"), kind="parallel")
+    copy = loop("j", 33, store("p", [op("sub", 32, j)], load("s", op("sub", 11, i), j)), kind="vector")
+    second = loop("i", 12, Alloc(inner, Block((copy, _copy_back()))), kind="parallel")
+    body = loop("k", 2, Alloc(outer, Block((first, second))))
+    _, module = module_of(body, {"x": x, "y": y})
+    assert module.private_bytes == 1600 + 192 + SLACK_BYTES
+    run(body, {"x": x, "y": y}, slots=2)
+    np.testing.assert_array_equal(y, (x * 2 + 1)[::-1, ::-1])
+
+
 def _copy_back() -> Stmt:
     return loop("j", 33, store("y", [i, j], load("p", j)), kind="vector")
 
