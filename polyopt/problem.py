@@ -113,7 +113,7 @@ def _compared_fields(kind: type) -> tuple[str, ...] | None:
 def _checked_places(program: Program) -> Iterator[Span]:
     """Where data subscripts stand in the user's files: a kernel names these lines in its errors."""
     for equation in program.equations:
-        references: Iterator[ir.Equation | ir.Read] = chain((equation,), ir.reads(equation.value))
+        references: Iterator[ir.Equation | ir.Read] = chain((equation,), equation.reads())
         for reference in references:
             if reference.span is not None and any(isinstance(s, ir.DataIndex) for s in reference.subscripts):
                 yield reference.span

@@ -222,6 +222,15 @@ class Equation:
     def all_axes(self) -> tuple[Axis, ...]:
         return self.axes + self.reduce_axes
 
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        """All that it evaluates: the data subscripts of its left side, and its value."""
+        return *(s.value for s in self.subscripts if isinstance(s, DataIndex)), self.value
+
+    def reads(self) -> Iterator[Read]:
+        """Every read of `exprs`."""
+        return (read for expr in self.exprs for read in reads(expr))
+
 
 @dataclass(frozen=True, slots=True)
 class Program:

@@ -235,7 +235,7 @@ class _Finder:
         for equation in self.program.equations:
             if equation.tensor in own or equation.tensor in moving:
                 continue
-            if not any(read.tensor in own or read.tensor in moving for read in _reads(equation)):
+            if not any(read.tensor in own or read.tensor in moving for read in equation.reads()):
                 continue
             whole = inlined(equation, [e for name, e in moving.items()])
             consumer = self.consumer(frame, leaves, whole)
@@ -254,7 +254,7 @@ class _Finder:
                 equation = _alone(self.program, tensor.name)
                 if tensor.role != "local" or equation is None or tensor.name in known or equation.is_accumulation:
                     continue
-                if _has_reduce(equation.value) or not any(r.tensor in known for r in _reads(equation)):
+                if _has_reduce(equation.value) or not any(r.tensor in known for r in equation.reads()):
                     continue
                 found[tensor.name] = inlined(equation, list(found.values()))
                 known.add(tensor.name)
@@ -272,7 +272,7 @@ class _Finder:
             names |= own
         tensors = {leaf.tensor for leaf in leaves}
         if not names:
-            needs = any(read.tensor in tensors for read in _reads(equation))
+            needs = any(read.tensor in tensors for read in equation.reads())
             return None if needs else Consumer(equation.name, equation, ())
         if equation.is_accumulation or equation.guard != TRUE:
             return None
@@ -354,10 +354,10 @@ class _Finder:
         behind: set[str] = set()
         for _ in self.program.tensors:
             for equation in self.program.equations:
-                reads = {r.tensor for r in _reads(known.get(equation.tensor, equation))}
+                reads = {r.tensor for r in known.get(equation.tensor, equation).reads()}
                 if reads & (inside | behind) and equation.tensor not in inside:
                     behind.add(equation.tensor)
-        return any(r.tensor in behind for c in consumers for r in _reads(c.equation))
+        return any(r.tensor in behind for c in consumers for r in c.equation.reads())
 
 
 # --- expressions ------------------------------------------------------------------------------------------------
@@ -376,13 +376,6 @@ def _alone(program: ir.Program, tensor: str) -> ir.Equation | None:
 def conditions(program: ir.Program, space: Space) -> isl.Set:
     """Where the conditions of a program on its sizes hold."""
     return space.condition(conjunction(*program.conditions))
-
-
-def _reads(equation: ir.Equation) -> Iterator[ir.Read]:
-    for subscript in equation.subscripts:
-        if isinstance(subscript, ir.DataIndex):
-            yield from ir.reads(subscript.value)
-    yield from ir.reads(equation.value)
 
 
 def _has_reduce(expr: ir.Expr) -> bool:

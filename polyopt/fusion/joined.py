@@ -135,11 +135,12 @@ def _closure(
                 for other in _references(user):
                     if other.tensor != reference.tensor:
                         continue
+                    if other.boundary is not None:
+                        return None  # it may lie outside one of the dimensions and inside both joined
                     own = _pair(*other.subscripts[first : first + 2])
                     if _spreads(user, own) and (other.subscripts == user.subscripts or _parts(user, own)):
                         continue  # writes to the joined dimension, or reads from it
-                    is_plain = other.boundary is None and all(isinstance(s, Affine) for s in other.subscripts)
-                    if own is None or not is_plain:
+                    if own is None or not all(isinstance(s, Affine) for s in other.subscripts):
                         return None
                     work.append((user, own))
     return found
@@ -190,27 +191,20 @@ def _whole_extent(equation: ir.Equation, name: str) -> int | None:
 def _axis_lists(equation: ir.Equation) -> Iterator[tuple[ir.Axis, ...]]:
     yield equation.axes
     yield equation.reduce_axes
-    for expr in _values(equation):
+    for expr in equation.exprs:
         yield from (node.axes for node in ir.walk(expr) if isinstance(node, ir.Reduce))
-
-
-def _values(equation: ir.Equation) -> Iterator[ir.Expr]:
-    """The value and the data subscripts of the left side."""
-    yield equation.value
-    yield from (s.value for s in equation.subscripts if isinstance(s, ir.DataIndex))
 
 
 def _references(equation: ir.Equation) -> Iterator[ir.Read]:
     """Every read, and the left side as if it were one."""
     yield ir.Read(equation.tensor, equation.subscripts, equation.value.dtype)
-    for expr in _values(equation):
-        yield from ir.reads(expr)
+    yield from equation.reads()
 
 
 def _other_affines(equation: ir.Equation) -> Iterator[Affine]:
     """What an equation says of its axes elsewhere than in subscripts."""
     yield from condition_affines(equation.guard)
-    for node in (node for expr in _values(equation) for node in ir.walk(expr)):
+    for node in (node for expr in equation.exprs for node in ir.walk(expr)):
         match node:
             case ir.IndexValue(affine):
                 yield affine

@@ -122,7 +122,7 @@ def drop_unused(program: ir.Program) -> ir.Program:
             continue
         reached.add(name)
         for equation in program.definitions(name):
-            work.extend(read.tensor for read in _equation_reads(equation))
+            work.extend(read.tensor for read in equation.reads())
     return replace(
         program,
         tensors=tuple(t for t in program.tensors if t.name in reached or t.role == "input"),
@@ -137,13 +137,6 @@ def nonempty(axes: Iterable[ir.Axis], known: frozenset[str]) -> Condition:
     return conjunction(*(Compare(span, ">") for span in spans if not span.is_constant and axes_of(span) <= known))
 
 
-def _equation_reads(equation: ir.Equation) -> Iterator[ir.Read]:
-    for subscript in equation.subscripts:
-        if isinstance(subscript, ir.DataIndex):
-            yield from ir.reads(subscript.value)
-    yield from ir.reads(equation.value)
-
-
 def depends_on(program: ir.Program, tensors: Iterable[str], other: str) -> bool:
     """Whether one of the tensors, or what it is computed from, is the other one."""
     seen: set[str] = set()
@@ -152,7 +145,7 @@ def depends_on(program: ir.Program, tensors: Iterable[str], other: str) -> bool:
         name = work.pop()
         if name not in seen:
             seen.add(name)
-            work.extend(r.tensor for equation in program.definitions(name) for r in _equation_reads(equation))
+            work.extend(r.tensor for equation in program.definitions(name) for r in equation.reads())
     return other in seen
 
 

@@ -246,7 +246,7 @@ class _Turner:
         if self.program.tensor(read.tensor).role != "local" or len(definitions) != 1:
             return None
         (writer,) = definitions
-        readers = [e.name for e in self.program.equations for r in ir.reads(e.value) if r.tensor == read.tensor]
+        readers = [e.name for e in self.program.equations for r in e.reads() if r.tensor == read.tensor]
         return writer if writer.reducer is None and readers == [equation.name] else None
 
     def turned_result(self, equation: ir.Equation, order: tuple[str, ...]) -> tuple[ir.Equation, ir.Equation]:

@@ -218,3 +218,21 @@ def test_the_interpreter_takes_arrays_that_lie_otherwise() -> None:
     z = np.zeros((2, 7, 5, 4), np.float32).transpose(0, 3, 2, 1)
     interpret(pointwise.lower(N=2, C=3, H=5, W=7, F=4).loops, {"x": x, "t": t, "z": z}, seed=0)
     np.testing.assert_array_equal(z, np.einsum("nchw,fc->nfhw", x, t))
+
+
+@pytest.mark.parametrize("boundary", ["pad", "wrap", "clamp"])
+def test_a_read_past_the_edge_of_one_dimension_keeps_both(boundary: str) -> None:
+    """In both joined such a place is the beginning of the next row: its value was read for the boundary's."""
+    a, b = po.index("a", 0, 8), po.index("b", 0, 7)
+
+    @po.op
+    def moved(x: f32[6, 5], w: f32[40, 6, 5]):
+        s, z = po.tensors("s z")
+        s[n] += x[h, l] * w[n, h, l]
+        z[b, a] = (x.pad(0) if boundary == "pad" else getattr(x, boundary)())[a, b]
+        return s, z
+
+    x, w = numbers(6, 5), numbers(40, 6, 5)
+    _, z = moved(x, w)
+    mode = {"pad": "constant", "wrap": "wrap", "clamp": "edge"}[boundary]
+    np.testing.assert_array_equal(z, np.pad(x, ((0, 2), (0, 2)), mode=mode).T)

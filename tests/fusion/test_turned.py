@@ -153,3 +153,29 @@ def test_what_is_long_enough_few_or_in_order_stays() -> None:
     x, t, bias = arrays((6, 20, 5, 5), (8, 20), (8,))
     assert "y_turned" not in shapes(batch_of_images, x, t, bias)  # the copies would cost more
     np.testing.assert_array_equal(in_order(*arrays(*FOUR)), in_order.reference(*arrays(*FOUR), numerics="strict"))
+
+
+def test_an_operand_that_says_where_another_equation_adds_is_copied() -> None:
+    """What was read for places was overlooked: its axes changed order for the contraction alone."""
+    bins = po.size("bins")
+    a, b, c, d, e, f = po.indices("a b c d e f")
+
+    @po.op
+    def counted(x: po.i32[60, 12, 60, 12], y0: po.i32[12, 12, 12, 5], like: po.i64[bins]):
+        y, z = po.tensors("y z")
+        h = po.tensor("h", shape=(bins,))
+        y[f, c, e, d] = (y0[f, c, e, d] * y0[f, c, e, d] + 3) % 61
+        z[a, b, c, d] += x[a, e, b, f] * y[f, c, e, d]
+        h[y[f, c, e, d]] += f + 100 * e
+        return z, h
+
+    random = np.random.default_rng(0)
+    x = random.integers(-5, 5, (60, 12, 60, 12)).astype(np.int32)
+    y0 = random.integers(0, 50, (12, 12, 12, 5)).astype(np.int32)
+    y = (y0 * y0 + 3) % 61
+    wanted = np.zeros(64, np.int64)
+    fs, _, es, _ = np.indices(y.shape)
+    np.add.at(wanted, y, fs + 100 * es)
+    z, h = counted(x, y0, np.zeros(64, np.int64))
+    np.testing.assert_array_equal(h, wanted)
+    np.testing.assert_array_equal(z, np.einsum("aebf,fced->abcd", x, y))
