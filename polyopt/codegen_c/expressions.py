@@ -73,7 +73,8 @@ class Context:
     registers: promoted elements: buffer, then subscripts
     flat:      loops to write out, with the number of their iterations, and whether some of those may not happen
     happens:   for a clamped loop variable, whether its iteration happens at all
-    written:   for a loop that is written out: the number of this iteration, and how many there are
+    written:   for a loop that is written out and whose every iteration comes here: the number of this one, and how many
+               there are
     copy:      which of the unrolled copies of a vector loop's body this is
     tail:      the mask, where it only says which lanes are past the end of the vector loop, and not many vectors past
     """
@@ -97,9 +98,21 @@ class Context:
             unclamped = {**(self.nominal or self.env), name: nominal or form}
         return replace(self, env={**self.env, name: form}, nominal=unclamped)
 
+    def where(self, *decided_by: Expr) -> Context:
+        """The context behind conditions or bounds: what they mention has iterations that may not come here."""
+        if not self.written:
+            return self
+        names = mentioned(*decided_by)
+        return replace(self, written={name: one for name, one in self.written.items() if name not in names})
+
     @property
     def unclamped(self) -> Context:
         return self if self.nominal is None else replace(self, env=self.nominal, nominal=None)
+
+
+def mentioned(*exprs: Expr) -> set[str]:
+    """The variables in expressions."""
+    return {node.name for expr in exprs for node in walk_expr(expr) if isinstance(node, Var)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,13 +323,17 @@ class Expressions:
     def _transposed(
         self, place: Place, expr: Load, address: memory.Address, guard: Value | None, context: Context
     ) -> Value | None:
-        """The element as part of a block that the iterations of a written-out loop read column by column."""
+        """The element as part of a block that the iterations of a written-out loop read column by column.
+
+        All of them have to read: a guard that is true in this one says nothing of the others, nor of where they would.
+        """
         lanes, step = context.lanes, address.offset.lane_factor
         if guard is not None or context.mask is not None or address.scattered is not None:
             return None
         if step == 0 or abs(step) == place.itemsize or lanes > transposes.MOST_LANES or place.lanes > 1:
             return None
-        for var, (number, count) in context.written.items():
+        always = context if expr.mask is None else context.where(expr.mask)
+        for var, (number, count) in always.written.items():
             first = number // lanes * lanes
             if first + lanes > count or self.step(place, expr, var) != place.itemsize:
                 continue

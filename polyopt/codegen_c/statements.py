@@ -81,10 +81,10 @@ class Statements:
         match statement:
             case Block():
                 self._block(statement, context)
-            case For():
-                self._loop(statement, context)
+            case For(lower=lower, upper=upper):
+                self._loop(statement, context.where(lower, upper))
             case If(condition, then, otherwise):
-                self._if(self._x.value(condition, context), then, otherwise, context)
+                self._if(self._x.value(condition, context), then, otherwise, context.where(condition))
             case Alloc(buffer, body):
                 if buffer.space == "workspace":
                     self._workspace(buffer, lambda: self.statement(body, context))

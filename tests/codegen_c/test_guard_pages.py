@@ -13,6 +13,8 @@ import polyopt as po
 from polyopt.dsl.ir import Cast
 from polyopt.dtypes import ALL, DType, f32
 from polyopt.loops.ir import Block
+from polyopt.target import host
+from polyopt.testing.guarded import guarded_copy, survives
 from tests.codegen_c.kernels import guarded, i, load, loop, op, run, store
 
 LENGTHS = (1, 2, 3, 15, 17, 31, 33, 65, 127)
@@ -75,3 +77,30 @@ def test_full_tiles_read_nothing_where_tiles_are_partial() -> None:
     folder = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", call], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
+@pytest.mark.parametrize("guard", ["pad", "where", "bounds"])
+def test_a_block_of_columns_is_read_where_all_of_them_are(guard: str) -> None:
+    """A column whose guard is true when it is written out brought its neighbours along, whose guards are false."""
+    lanes = host().lanes(32)
+    rows, columns = 4 * lanes, lanes - 3
+    a, b, c = po.index("a", 0, lanes), po.index("b", 0, rows), po.index("c")
+
+    @po.op
+    def turned(x: po.f32[rows, columns]):
+        y = po.tensor("y", shape=(lanes, rows))
+        if guard == "pad":
+            y[a, b] = x.pad(0)[b, a] + 1
+        elif guard == "where":
+            y[a, b] = po.where(a < columns, x[b, a], -1) + 1
+        else:
+            y[a, b] = 1
+            y[a, b] += po.where(a + c < columns, x[b, a + c], 0)
+        return y
+
+    x = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+    padded = np.pad(x, ((0, 0), (0, 3)), constant_values=-1 if guard == "where" else 0).T
+    wanted = 1 + (np.cumsum(padded[::-1], 0)[::-1] if guard == "bounds" else padded)
+    np.testing.assert_array_equal(turned(x), wanted)
+    assert survives(lambda: turned(guarded_copy(x).array))
