@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import field, replace
+from math import copysign
 from typing import Generic, Literal, TypeAlias, TypeVar, assert_never
 
 from polyopt.classes import dataclass
@@ -43,10 +44,19 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """A literal of the given dtype: a bool, an int, or a float (NaN and infinities included)."""
+    """A literal of the given dtype: a bool, an int, or a float (NaN and infinities included). 0.0 and -0.0 are two."""
 
     value: bool | int | float
     dtype: DType
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Const):
+            return NotImplemented
+        alike = self.value is other.value or self.value == other.value
+        return alike and self.dtype == other.dtype and copysign(1, self.value) == copysign(1, other.value)
+
+    def __hash__(self) -> int:
+        return hash((self.value, self.dtype))
 
 
 @dataclass(frozen=True, slots=True)

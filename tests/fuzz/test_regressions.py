@@ -287,3 +287,25 @@ def test_equalities_that_floors_hide_leave_the_proof_enough() -> None:
         return z
 
     compare(columns, (draw((5, 33), "f64", -3, 3, seed=1), draw((8,), "u8", 0, 4, seed=2)))
+
+
+def test_zero_and_minus_zero_are_two_numbers() -> None:
+    """One stood for the other wherever a rewrite finds an expression that it has seen before."""
+
+    @po.op
+    def poles(x: po.f32[N, K], w: po.f32[K, M]):
+        z = po.tensor("z")
+        z[j, i] = po.sum(1 / (x[j, k] * 0.0) * w[k, i] - 1 / (x[j, k] * -0.0) * w[k, i], k)
+        return z
+
+    @po.op
+    def edges(x: po.f32[N, K], w: po.f32[3, M]):
+        z, near = po.tensor("z", shape=(N, K, M)), po.index("near", extent=3)
+        z[j, k, i] += (1 / x.pad(0.0)[j, k + near - 1] - 1 / x.pad(-0.0)[j, k + near - 1]) * w[near, i]
+        return z
+
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(poles(np.ones((3, 4), "f4"), np.ones((4, 40), "f4")), np.inf)
+        arrays = np.ones((3, 30), "f4"), np.ones((3, 40), "f4")
+        compare(edges, arrays)
+        assert np.isposinf(edges(*arrays)[:, 0]).all() and (edges(*arrays)[:, 1:-1] == 0).all()
