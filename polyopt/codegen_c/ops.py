@@ -12,7 +12,7 @@ from typing import Protocol
 
 from polyopt.codegen_c import divisions
 from polyopt.codegen_c.conversions import rounded
-from polyopt.codegen_c.llvm_text import Function, Value
+from polyopt.codegen_c.llvm_text import Function, Value, scalar_bits
 from polyopt.codegen_c.values import (
     binary,
     compare,
@@ -23,6 +23,7 @@ from polyopt.codegen_c.values import (
     like,
     select,
     splat,
+    wrapped,
 )
 from polyopt.dtypes import DType, bf16, f16, f32
 
@@ -251,8 +252,19 @@ def _constant_power(f: Function, a: Value, exponent: int) -> Value:
     return splat(f, result, a.lanes)
 
 
-def _int_extremum(name: str) -> Emit:
-    return lambda f, a, b: intrinsic(f, name, a, b)
+def _int_extremum(f: Function, a: Value, b: Value, *, name: str, signed: bool) -> Value:
+    """ "min" or "max". One with an end of the type's range is known, and LLVM 22 takes `max(x, ~0) - min(x, ~0)` of
+    unsigned lanes for `x - ~0` (its absolute difference of them)."""
+    bits = scalar_bits(a.scalar)
+    least, greatest = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, wrapped((1 << bits) - 1, bits))
+    absorbing, neutral = (least, greatest) if name == "min" else (greatest, least)
+    lanes = max(a.lanes, b.lanes)
+    for one, other in ((a, b), (b, a)):
+        if one.constant == absorbing:
+            return splat(f, one, lanes)
+        if one.constant == neutral:
+            return splat(f, other, lanes)
+    return intrinsic(f, f"{'s' if signed else 'u'}{name}", a, b)
 
 
 def _int_sign(f: Function, a: Value, *, signed: bool) -> Value:
@@ -293,8 +305,8 @@ def _make_integer_table(*, signed: bool) -> Mapping[str, Emit]:
         "sub": _plain("sub"),
         "mul": _plain("mul"),
         "pow": partial(_power, signed=signed),
-        "minimum": _int_extremum(f"{prefix}min"),
-        "maximum": _int_extremum(f"{prefix}max"),
+        "minimum": partial(_int_extremum, name="min", signed=signed),
+        "maximum": partial(_int_extremum, name="max", signed=signed),
         "neg": lambda f, a: binary(f, "sub", like(a, 0), a),
         "abs": partial(_absolute, signed=signed),
         "sign": partial(_int_sign, signed=signed),

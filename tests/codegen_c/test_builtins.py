@@ -131,6 +131,26 @@ def test_a_constant_divisor_follows_the_sign_of_python(name: str, divisor: int) 
     np.testing.assert_array_equal(y, BUILTINS[name].numpy(x.astype(np.int64), divisor).astype(np.int32))
 
 
+@pytest.mark.parametrize("dtype", [d for d in ALL if d.is_integer], ids=str)
+@pytest.mark.parametrize("vector_bits", [128, 256])
+def test_extrema_with_the_ends_of_a_range(dtype: DType, vector_bits: int) -> None:
+    """LLVM 22 made `x + 1` of `max(x, ~0) - min(x, ~0)`, unsigned and in lanes."""
+    limits = np.iinfo(dtype.numpy)
+    ends = (int(limits.min), int(limits.max), int(limits.max) - 1, 0, 1)
+    x = np.array([*ends, 5, 77] * 5, dtype.numpy)
+    for end in ends:
+        y = np.zeros_like(x)
+        extrema: list[Expr] = [
+            Op(name, (load("x", i, dtype=dtype), Const(end, dtype)), dtype) for name in ("maximum", "minimum")
+        ]
+        value: Expr = Op("sub", tuple(extrema), dtype)
+        run(loop("i", x.size, store("y", [i], value), kind="vector"), {"x": x, "y": y}, vector_bits=vector_bits)
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(
+                y, np.maximum(x, dtype.numpy.type(end)) - np.minimum(x, dtype.numpy.type(end))
+            )
+
+
 # --- conversions ----------------------------------------------------------------------------------------------
 
 
