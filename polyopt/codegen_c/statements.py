@@ -190,7 +190,7 @@ class Statements:
 
         def at_the_edge() -> None:
             clamped = self._planner.plan(loop, context, partial=True) if plan.is_whole else NOTHING
-            if not clamped.promoted:
+            if not clamped.is_whole:  # a store that goes to memory would, clamped, go there again and again
                 self._plain(loop, trip, context)
                 return
             run = partial(self._promoted, loop, trip, clamped, context, partial=True)

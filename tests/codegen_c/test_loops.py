@@ -406,6 +406,27 @@ def test_a_full_transposed_block_has_no_gather() -> None:
     assert "gather" not in module.text and module.text.count("load <16 x float>") == 16
 
 
+def test_a_partial_tile_keeps_all_that_it_stores_in_registers_or_nothing() -> None:
+    """Sums that only full tiles keep in registers were added to the last element once for each row beyond it."""
+    x, w = numbers(7, 4), numbers(4, 5)
+    y, z = np.zeros((7, 5), np.float32), np.zeros(11, np.float32)
+    it, jt = index_var("it"), index_var("jt")
+    term = fl("mul", load("x", i, k), load("w", k, j))
+    columns = loop(
+        "j",
+        op("minimum", 5, add(jt, 2)),
+        Block((store("y", [i, j], term, total()), store("z", [add(i, j)], term, total()))),
+        lower=jt,
+        kind="unrolled",
+    )
+    rows = loop("i", op("minimum", 7, add(it, 3)), columns, lower=it, kind="unrolled")
+    run(loop("it", 7, loop("jt", 5, loop("k", 4, rows), step=2), step=3), {"x": x, "w": w, "y": y, "z": z})
+    np.testing.assert_array_equal(y, x @ w)
+    wanted = np.zeros(11, np.float32)
+    np.add.at(wanted, np.add.outer(np.arange(7), np.arange(5)), x @ w)
+    np.testing.assert_array_equal(z, wanted)
+
+
 @pytest.mark.parametrize("kind", ["serial", "unrolled", "vector"])
 @pytest.mark.parametrize("upper", [k, N])
 def test_a_loop_beside_rows_that_are_written_out_has_its_own_iterations(kind: str, upper: Expr) -> None:
