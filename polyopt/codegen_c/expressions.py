@@ -43,6 +43,7 @@ from polyopt.codegen_c.values import (
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import DType, bf16, f16, i64
 from polyopt.loops.ir import Check, Expr, Load, Store, walk_expr
+from polyopt.poly.magnitudes import MOST_EXPRESSION, MOST_INDEX
 
 Key = tuple[Linear, ...]
 
@@ -132,13 +133,13 @@ class Expressions:
         self.places: dict[str, Place] = {}
         self._math = math
         self._words = words
-        self._bounded: set[str] = set()
+        self._bounded: dict[str, int] = {}
         self._memo: dict[int, Value] = {}
         self._memo_context: Context | None = None
 
-    def bounded(self, value: Value) -> Value:
-        """Declares a number to be an index or size: differences of such numbers do not overflow."""
-        self._bounded.add(value.text)
+    def bounded(self, value: Value, most: int = MOST_INDEX) -> Value:
+        """Declares a number to be no farther than `most` from 0, as indices and sizes are."""
+        self._bounded[value.text] = most
         return value
 
     # --- integers ------------------------------------------------------------------------------------------
@@ -175,13 +176,25 @@ class Expressions:
                     return other * factor.constant
         operands = [self.vector(arg, context) for arg in (left, right)]
         value = binary(self.f, "mul" if expr.name == "neg" else expr.name, operands[0], operands[1])
-        return linear(self._inherit(value, [left, right])) if value.lanes == 1 else value
+        if value.lanes > 1:
+            return value
+        known = [most for most in (self.most(arg, 1) for arg in (left, right)) if most is not None]
+        return linear(self._inherit(value, math.prod(known) if len(known) == len(operands) else None))
 
-    def _inherit(self, value: Value, args: list[Index]) -> Value:
-        return self.bounded(value) if all(self.is_bounded(arg) for arg in args) else value
+    def _inherit(self, value: Value, most: int | None) -> Value:
+        return value if most is None or most >= MOST_EXPRESSION else self.bounded(value, most)
 
-    def is_bounded(self, index: Index) -> bool:
-        return isinstance(index, Linear) and all(value.text in self._bounded for value, _ in index.terms)
+    def most(self, index: Index, lanes: int) -> int | None:
+        """How far from 0 the number may be, in any lane; None where nothing says."""
+        if not isinstance(index, Linear) or not all(value.text in self._bounded for value, _ in index.terms):
+            return None
+        terms = sum(abs(factor) * self._bounded[value.text] for value, factor in index.terms)
+        return abs(index.constant) + abs(index.lane_factor) * lanes + terms
+
+    def is_bounded(self, index: Index, lanes: int) -> bool:
+        """Whether differences of the number and another one of which this holds do not overflow."""
+        most = self.most(index, lanes)
+        return most is not None and most < MOST_EXPRESSION
 
     def vector(self, index: Index, context: Context) -> Value:
         return value_of(self.f, index, context.lanes) if isinstance(index, Linear) else index
@@ -244,13 +257,14 @@ class Expressions:
         ]
         result = ops.apply(self.f, expr.name, dtype, operands, self._math)
         if dtype == i64 and expr.name in _INDEX_LIKE:
-            self._inherit(result, [form for form in forms if form is not None])
+            numbers = [self.most(form, context.lanes) for form in forms if form is not None]
+            self._inherit(result, None if None in numbers else max(n for n in numbers if n is not None))
         return result
 
     def _compare_linear(self, name: str, forms: Sequence[Index | None], context: Context) -> Value | None:
         """A comparison of indices, decided at once, in a scalar, or in 32-bit lanes."""
         left, right = forms
-        if left is None or right is None or not (self.is_bounded(left) and self.is_bounded(right)):
+        if left is None or right is None or not all(self.is_bounded(form, context.lanes) for form in (left, right)):
             return None
         assert isinstance(left, Linear) and isinstance(right, Linear), "bounded indices are linear"
         difference = left - right
@@ -261,7 +275,9 @@ class Expressions:
     def _divide_linear(self, name: str, forms: Sequence[Index | None], context: Context) -> Value | None:
         """A subscript divided by a constant, in lanes."""
         form, by = forms
-        if not (isinstance(form, Linear) and form.lane_factor and self.is_bounded(form)) or by is None:
+        if not (isinstance(form, Linear) and form.lane_factor) or by is None:
+            return None
+        if not self.is_bounded(form, context.lanes):
             return None
         divisor = self.vector(by, context)
         if not quotients.is_easy(form, divisor, context.lanes):

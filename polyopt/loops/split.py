@@ -16,6 +16,7 @@ from polyopt.dsl.ir import Cast, Const, Op, Var
 from polyopt.dtypes import bool_, i64
 from polyopt.loops.ir import Alloc, Block, Expr, For, If, Load, LoopProgram, Stmt, Store, integer, walk, walk_expr
 from polyopt.loops.scan import affine_expr
+from polyopt.poly.magnitudes import MOST_EXPRESSION, MOST_INDEX
 
 SHORTEST = 8
 """Iterations that the stretch without tests must have to be worth its own loop."""
@@ -294,8 +295,20 @@ def _plain_atoms(affine: Affine) -> Iterator[AxisRef | SizeRef]:
             yield atom
 
 
+_MOST_FACTOR, _MOST_CONSTANT = MOST_EXPRESSION // 4 // MOST_INDEX, MOST_EXPRESSION // 4
+"""Nothing overflows that has such numbers in it, nor the difference of two."""
+
+
 def as_affine(expr: Expr) -> Affine | None:
-    """An i64 expression of loop variables and sizes in normal form; None where it is not affine."""
+    """An i64 expression of loop variables and sizes in normal form; None where it is not affine, or a value that may
+    wrap around."""
+    found = _as_affine(expr)
+    if found is None or abs(found.constant) > _MOST_CONSTANT:
+        return None
+    return found if sum(abs(factor) for _, factor in found.terms) <= _MOST_FACTOR else None
+
+
+def _as_affine(expr: Expr) -> Affine | None:
     match expr:
         case Const(value, dtype) if not dtype.is_float:
             return constant(int(value))

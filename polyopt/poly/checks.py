@@ -17,6 +17,7 @@ from polyopt.errors import BoundsError, DefinitionError, PolyoptError, Span
 from polyopt.poly.contexts import ReadContext, ReduceContext, Scope, contexts, element_text
 from polyopt.poly.coverage import check_coverage, check_single_definition, reach
 from polyopt.poly.intervals import is_nonnegative, is_plainly_empty, is_within, narrowed
+from polyopt.poly.magnitudes import check_magnitudes
 from polyopt.poly.proof import Proof, decided, domain, element, point_text, values_at
 from polyopt.poly.space import Point, project_onto
 
@@ -26,10 +27,12 @@ def check(program: ir.Program) -> tuple[Condition, ...]:
 
     program: resolved
     Raises `BoundsError` for a read or write outside a tensor, and `DefinitionError` for an element with two
-    definitions, a read of an element with none, a maximum over nothing, and an element that depends on itself.
+    definitions, a read of an element with none, a maximum over nothing, an element that depends on itself, and an index
+    expression that may leave 64 bits.
     """
     proof = Proof(program)
     for equation in program.equations:
+        check_magnitudes(equation)
         _check_bounds(_write(equation), proof)
         for context in contexts(equation):
             if _never_happens(context.scope):

@@ -580,4 +580,28 @@ MISTAKES = (
         assert np.array_equal(shift(x)[1:], x)
         """,
     ),
+    Mistake(
+        name="an_index_expression_of_more_than_64_bits",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def high(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = po.where(i * 2**62 > 5, x[i], 0)  # <-
+            return y
+
+        high(np.ones(8, np.float32))
+        """,
+        caret="y[i]",
+        says=("i", "2**62", "po.cast"),
+        fixed="""
+        @po.op
+        def high(x: f32[N]):
+            y = po.tensor("y")
+            y[i] = po.where(po.cast(i, po.i64) * 2**61 > 5, x[i], 0)
+            return y
+
+        assert high(np.ones(3, np.float32)).tolist() == [0, 1, 1]
+        """,
+    ),
 )

@@ -309,3 +309,27 @@ def test_zero_and_minus_zero_are_two_numbers() -> None:
         arrays = np.ones((3, 30), "f4"), np.ones((3, 40), "f4")
         compare(edges, arrays)
         assert np.isposinf(edges(*arrays)[:, 0]).all() and (edges(*arrays)[:, 1:-1] == 0).all()
+
+
+WRAPPING = {
+    "factors": lambda n: po.cast(n, po.i64) * 2**61 > -(po.cast(n, po.i64) * 2**61),
+    "constants": lambda n: po.cast(n, po.i64) + (2**63 - 3) > 5,
+    "quotients": lambda n: (po.cast(n, po.i64) + (2**63 - 5)) // 3 > 0,
+    "products": lambda n: po.cast(n + 49990, po.i64) ** 4 > -(po.cast(n + 49990, po.i64) ** 4),
+    "squares": lambda n: po.cast(n * 200000, po.i64) * n * n * n * n * 10**10 > -1,
+}
+
+
+@pytest.mark.parametrize("lanes", [True, False])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", WRAPPING)
+def test_integers_of_64_bits_wrap_around_before_they_are_compared(kind: str, lanes: bool, dynamic: bool) -> None:
+    """They were compared by their difference, or decided for a whole loop, as indices are, which do not overflow."""
+
+    @po.op(dynamic=dynamic)
+    def compared(x: po.f32[M, N]):
+        z = po.tensor("z", shape=(M, N))
+        z[i, j] = po.where(WRAPPING[kind](j if lanes else i), x[i, j], 0)
+        return z
+
+    compare(compared, (draw((24, 40), "f32", 1, 9, seed=1),))
