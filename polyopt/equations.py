@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from polyopt import bounded, compilation
+from polyopt.dsl import ir
 from polyopt.dsl import trace as tracing
-from polyopt.dsl.bind import solve_sizes, specialise
+from polyopt.dsl.affine import FALSE, condition_text
+from polyopt.dsl.bind import solve_sizes, specialise, specialise_condition
 from polyopt.dsl.expr import Size, walk
 from polyopt.dsl.recognise import NeedsSizes
 from polyopt.dsl.signature import Parameter, Signature
@@ -45,18 +47,20 @@ class Equations:
         """What `use` makes of the equations for arguments like these.
 
         Where they do not hold together with symbolic sizes, they are read once more with numbers for sizes: then
-        slices clip as NumPy's do (`x[-3:]` of two elements), and sugar can say that two shapes do not fit together.
+        slices clip as NumPy's do (`x[-3:]` of two elements), those of one element are broadcast (`x[:1]`), and
+        sugar can say that two shapes do not fit together.
         """
         try:
             return use(self.traced(given))
-        except (DefinitionError, BoundsError):
+        except (DefinitionError, BoundsError, ShapeError) as first:
             if self._choices.dynamic:
                 raise
-            sizes = solve_sizes(self._signature, None, given.shapes)
             try:
+                sizes = solve_sizes(self._signature, None, given.shapes)
                 return use(self._trace_with_numbers(given.constants, given.free, sizes))
             except ShapeError as clearer:
-                raise clearer from None
+                if not isinstance(first, ShapeError):
+                    raise clearer from None
             except (DefinitionError, BoundsError):
                 pass  # the first message has the sizes' names
             raise
@@ -64,8 +68,11 @@ class Equations:
     def problem(self, traced: Traced, sizes: Mapping[str, int], target: Target) -> Problem:
         """The problem for known sizes; those that are dynamic, and those not known, stay symbolic."""
         dynamic = self._dynamic(traced.program.sizes)
+        known = {name: size for name, size in sizes.items() if name not in dynamic}
         with compilation.working(traced.program):
-            program = specialise(traced.program, {name: size for name, size in sizes.items() if name not in dynamic})
+            program = specialise(traced.program, known)
+        if FALSE in program.conditions:
+            raise _unmet(traced.program, known)
         return Problem(program, program.sizes, {}, target, self._choices.numerics)
 
     # --- for sizes and compile-time values, by name ---------------------------------------------------------------
@@ -136,6 +143,18 @@ class Equations:
         if found is not None:
             return found
         return bounded.put(self._traces, key, tracing.trace(self._function, self._signature, constants, free, sizes))
+
+
+def _unmet(program: ir.Program, sizes: Mapping[str, int]) -> ShapeError:
+    """The error of a condition that does not hold. It is an extent, or one of an op that was inlined."""
+    text = next(condition_text(c) for c in program.conditions if specialise_condition(c, sizes) == FALSE)
+    values = ", ".join(f"{name} = {value}" for name, value in sorted(sizes.items()))
+    return ShapeError(
+        f"the sizes of this call do not satisfy {text}",
+        why=f"here {values}; extents do not fit together, or one that the equations count with is below 0, otherwise",
+        fix="pass arrays whose sizes satisfy it",
+        facts={"condition": text, "sizes": dict(sizes)},
+    )
 
 
 def _is_known(parameter: Parameter, values: Mapping[str, Any]) -> bool:

@@ -137,6 +137,18 @@ def sizes_of(expression: Affine) -> frozenset[str]:
     return frozenset(atom.name for atom in atoms(expression) if isinstance(atom, SizeRef))
 
 
+def is_nonnegative(expression: Affine) -> bool:
+    """Whether an expression of sizes is plainly at least 0: its constant and all coefficients are."""
+    if expression.constant < 0:
+        return False
+    for atom, coefficient in expression.terms:
+        if coefficient < 0 or isinstance(atom, AxisRef):
+            return False
+        if isinstance(atom, FloorDiv) and not is_nonnegative(atom.numerator):
+            return False
+    return True
+
+
 def substitute(expression: Affine, replace: Callable[[Atom], Affine | None]) -> Affine:
     """The expression with each axis and size for which `replace` gives an affine expression replaced by it."""
     result = Affine(expression.constant)

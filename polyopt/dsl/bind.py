@@ -186,7 +186,7 @@ def specialise(program: ir.Program, sizes: Mapping[str, int]) -> ir.Program:
         sizes=tuple(name for name in program.sizes if name not in sizes),
         tensors=tuple(_tensor(tensor, sizes) for tensor in program.tensors),
         equations=tuple(_equation(equation, sizes) for equation in program.equations),
-        conditions=tuple(c for c in (_condition(c, sizes) for c in program.conditions) if c != af.TRUE),
+        conditions=tuple(c for c in (specialise_condition(c, sizes) for c in program.conditions) if c != af.TRUE),
     )
 
 
@@ -196,7 +196,8 @@ def _substituted(affine: Affine, sizes: Mapping[str, int]) -> Affine:
     )
 
 
-def _condition(condition: af.Condition, sizes: Mapping[str, int]) -> af.Condition:
+def specialise_condition(condition: af.Condition, sizes: Mapping[str, int]) -> af.Condition:
+    """The condition with these sizes replaced by numbers; `TRUE` or `FALSE` where that decides it."""
     return fold(af.map_condition(condition, lambda affine: _substituted(affine, sizes)))
 
 
@@ -225,7 +226,7 @@ def _equation(equation: ir.Equation, sizes: Mapping[str, int]) -> ir.Equation:
         reduce_axes=tuple(_axis(axis, sizes) for axis in equation.reduce_axes),
         subscripts=_subscripts(equation.subscripts, sizes),
         value=specialise_expr(equation.value, sizes),
-        guard=_condition(equation.guard, sizes),
+        guard=specialise_condition(equation.guard, sizes),
     )
 
 
@@ -241,16 +242,14 @@ def specialise_expr(expr: ir.Expr, sizes: Mapping[str, int]) -> ir.Expr:
         case ir.Read(subscripts=subscripts):
             return replace(changed, subscripts=_subscripts(subscripts, sizes))
         case ir.Where(condition, then, otherwise):
-            decided = _condition(condition, sizes)
-            return (
-                then
-                if decided == af.TRUE
-                else otherwise
-                if decided == af.FALSE
-                else replace(changed, condition=decided)
-            )
+            decided = specialise_condition(condition, sizes)
+            if decided in (af.TRUE, af.FALSE):
+                return then if decided == af.TRUE else otherwise
+            return replace(changed, condition=decided)
         case ir.Reduce(axes=axes, guard=guard):
-            return replace(changed, axes=tuple(_axis(axis, sizes) for axis in axes), guard=_condition(guard, sizes))
+            return replace(
+                changed, axes=tuple(_axis(axis, sizes) for axis in axes), guard=specialise_condition(guard, sizes)
+            )
         case _:
             return changed
 

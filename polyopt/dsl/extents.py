@@ -20,7 +20,7 @@ Extents = tuple[Affine | None, ...]
 
 
 def known_extents(tensor: Handle, busy: frozenset[Handle] = frozenset()) -> Extents:
-    """The extent of each dimension where it is plain, else None."""
+    """The extent of each dimension where it is plain, else None. For some sizes it may be below 0, and counts as 0."""
     if tensor.dims is not None:
         return tensor.dims
     if tensor.rank is None or tensor in busy:
@@ -28,17 +28,24 @@ def known_extents(tensor: Handle, busy: frozenset[Handle] = frozenset()) -> Exte
     found = [_definition_extents(d, busy | {tensor}) for d in tensor.definitions]
     if not found:
         return (None,) * tensor.rank
-    return tuple(_pick(list(column), greatest=True) for column in zip(*found, strict=True))
+    return tuple(_counted(_pick(list(column), greatest=True)) for column in zip(*found, strict=True))
+
+
+def _counted(extent: Affine | None) -> Affine | None:
+    """The number of values up to a bound: none where the bound is a number below 0."""
+    return af.constant(0) if extent is not None and extent.is_constant and extent.constant < 0 else extent
 
 
 def index_extent(body: Expr, index: Index, scope: Scope) -> Affine | None:
-    """The number of values of an index that `body` alone gives a range, where that is plain.
+    """The number of values of an index that `body` alone gives a range, where that is plain; below 0 for none, for
+    some sizes.
 
     It is where the range is explicit, or the index stands alone wherever it occurs as a subscript of a parameter or
     of a tensor with `shape=`, with one extent.
     """
     if index.upper is not None and index.lower is not None and index.cap is None:
-        return extent_of(index.upper, scope.sizes, "an extent") - extent_of(index.lower, scope.sizes, "an extent")
+        lower, upper = (extent_of(bound, scope.sizes, "an extent") for bound in (index.lower, index.upper))
+        return _counted(upper - lower)
     extents: set[Affine | None] = set()
     for node in walk(body):
         if not isinstance(node, Element):

@@ -165,10 +165,17 @@ def _count(build: Builder, expr: Reduction, points: _Points) -> ir.Expr:
 
 
 def _product(extents: Sequence[af.Affine]) -> ir.Expr:
-    product: ir.Expr = ir.IndexValue(extents[0], i64)
-    for extent in extents[1:]:
-        product = ir.Op("mul", (product, ir.IndexValue(extent, i64)), i64)
+    first, *others = map(_extent_value, extents)
+    product = first
+    for extent in others:
+        product = ir.Op("mul", (product, extent), i64)
     return product
+
+
+def _extent_value(extent: af.Affine) -> ir.Expr:
+    """An extent as a number: 0 for the sizes for which it is below that."""
+    value = ir.IndexValue(extent, i64)
+    return value if af.is_nonnegative(extent) else ir.Op("maximum", (value, ir.Const(0, i64)), i64)
 
 
 # --- maxima and minima -----------------------------------------------------------------------------------------------

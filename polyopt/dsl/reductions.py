@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from polyopt.dsl.affine import is_nonnegative
 from polyopt.dsl.broadcast import broadcast_element, rank_of
 from polyopt.dsl.expr import AffineSize, Call, Element, Expr, Index, Literal, Placeholder, Reduction, as_expr
 from polyopt.dsl.extents import known_extents
@@ -267,7 +268,8 @@ def _count(tensor: Handle, indices: tuple[Index, ...], over: tuple[Index, ...]) 
         if index in set(over):
             if extent is None:
                 return None
-            count = Call("mul", (count, AffineSize(extent)))
+            size: Expr = AffineSize(extent)
+            count = Call("mul", (count, size if is_nonnegative(extent) else Call("maximum", (size, Literal(0)))))
     return count
 
 

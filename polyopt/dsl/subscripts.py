@@ -8,7 +8,7 @@ import numpy as np
 
 from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
-from polyopt.dsl.affine import Affine
+from polyopt.dsl.affine import Affine, Compare, is_nonnegative
 from polyopt.dsl.broadcast import rank_of
 from polyopt.dsl.expr import (
     AffineSize,
@@ -275,12 +275,16 @@ def as_size(extent: Affine) -> AffineSize | int:
 
 
 def require_extents(tensor: Handle, what: str) -> tuple[Affine, ...]:
-    """The extents. Raises `NeedsSizes` where one is not plain at this point of the function."""
+    """The extents, of which the program's sizes may make none less than 0: as a number, it is no extent.
+
+    Raises `NeedsSizes` where one is not plain at this point of the function.
+    """
     rank_of(tensor)
     extents = known_extents(tensor)
     found = tuple(extent for extent in extents if extent is not None)
     if len(found) < len(extents):
         raise _unknown_extent(tensor, what)
+    tensor.state.conditions.extend(Compare(extent, ">=") for extent in found if not is_nonnegative(extent))
     return found
 
 

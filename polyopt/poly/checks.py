@@ -12,11 +12,11 @@ from typing import Literal, assert_never
 
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import TRUE, Affine, Compare, Condition, Or, axes_of, conjunction
+from polyopt.dsl.affine import TRUE, Affine, Compare, Condition, Or, axes_of, conjunction, is_nonnegative
 from polyopt.errors import BoundsError, DefinitionError, PolyoptError, Span
 from polyopt.poly.contexts import ReadContext, ReduceContext, Scope, contexts, element_text
 from polyopt.poly.coverage import check_coverage, check_single_definition, reach
-from polyopt.poly.intervals import is_nonnegative, is_plainly_empty, is_within, narrowed
+from polyopt.poly.intervals import is_plainly_empty, is_within, narrowed
 from polyopt.poly.magnitudes import check_magnitudes
 from polyopt.poly.proof import Proof, decided, domain, element, point_text, values_at
 from polyopt.poly.space import Point, project_onto

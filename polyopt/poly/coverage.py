@@ -23,12 +23,13 @@ from polyopt.dsl.affine import (
     axes_of,
     axis,
     conjunction,
+    is_nonnegative,
     map_condition,
     substitute,
 )
 from polyopt.errors import DefinitionError, PolyoptError
 from polyopt.poly.contexts import ReadContext, Scope, element_text, read_contexts
-from polyopt.poly.intervals import extreme, is_nonnegative, is_plainly_empty
+from polyopt.poly.intervals import extreme, is_plainly_empty
 from polyopt.poly.proof import Proof, decided, domain, element, place, point_text, values_at
 from polyopt.poly.space import Point, Space, coalesced, insert_axes, project_onto
 

@@ -21,22 +21,11 @@ from polyopt.dsl.affine import (
     Or,
     SizeRef,
     atoms,
+    is_nonnegative,
     substitute,
 )
 
 Comparison = Literal["==", "!=", ">=", ">", "<=", "<"]
-
-
-def is_nonnegative(expression: Affine) -> bool:
-    """Whether an expression of sizes is plainly at least 0: its constant and all coefficients are."""
-    if expression.constant < 0:
-        return False
-    for atom, coefficient in expression.terms:
-        if coefficient < 0 or isinstance(atom, AxisRef):
-            return False
-        if isinstance(atom, FloorDiv) and not is_nonnegative(atom.numerator):
-            return False
-    return True
 
 
 def tightest(bounds: Iterable[Affine], *, largest: bool) -> tuple[Affine, ...]:

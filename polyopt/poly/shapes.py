@@ -20,11 +20,12 @@ from polyopt.dsl.affine import (
     condition_affines,
     conjunction,
     evaluate,
+    is_nonnegative,
     sizes_of,
 )
 from polyopt.errors import DefinitionError
 from polyopt.poly.equalities import Equalities
-from polyopt.poly.intervals import extreme, is_nonnegative, tightest
+from polyopt.poly.intervals import extreme, tightest
 from polyopt.poly.proof import Proof, Refutation, decided
 from polyopt.poly.space import Space, greatest, is_greatest, named
 

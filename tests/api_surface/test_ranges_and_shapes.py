@@ -302,3 +302,58 @@ def test_an_empty_dimension_leaves_the_others_as_they_are(dynamic: bool) -> None
         result = board(np.ones(shape))
         assert result.shape == shape
         assert result.sum() == (np.indices(shape).sum(0) % 2 == 0).sum()
+
+
+# --- extents that would be less than none -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_nothing_is_left_of_a_slice_that_ends_before_it_starts(dynamic: bool) -> None:
+    """The extent counted as a negative number: means were -0.0, and what came behind it began before its place."""
+
+    @po.op
+    def mean_of_the_rest(x):
+        return po.mean(x[:-5])
+
+    @po.op(dynamic=dynamic)
+    def mean_of_a_range(x: f64[N], y: f64[M]):
+        rows, mean = po.index("rows", N, M), po.tensor("mean", shape=(M,))
+        mean[i] = po.mean(y[i] + rows, rows)
+        return mean
+
+    assert np.isnan(mean_of_the_rest(np.arange(3.0))) and mean_of_the_rest(np.arange(9.0)) == 1.5
+    assert np.isnan(mean_of_a_range(np.ones(5), np.ones(2))).all()
+    assert mean_of_a_range(np.ones(2), np.ones(4)).tolist() == [3.5] * 4
+
+
+def test_an_extent_below_none_is_none_where_it_is_a_number() -> None:
+    @po.op
+    def counted(x, y):
+        return y + x[:-5].shape[0]
+
+    @po.op
+    def behind(x: f64[N], y: f64[M]):
+        z = po.tensor("z")
+        z[i] = x[i] - x[i + 3]
+        return z, y[z.shape[0] :], po.concatenate([y, z, y])
+
+    y = np.arange(4.0)
+    assert counted(np.arange(3.0), np.zeros(2)).tolist() == [0, 0]
+    assert counted(np.arange(8.0), np.zeros(2)).tolist() == [3, 3]
+    for n, left in ((2, 0), (5, 2)):
+        z, rest, joined = behind(np.zeros(n), y)
+        assert z.tolist() == [0] * left
+        assert_array_equal(rest, y[left:])
+        assert_array_equal(joined, np.concatenate([y, z, y]))
+    with pytest.raises(po.ShapeError, match="N >= 3"):
+        po.op(dynamic=True)(behind.__wrapped__)(np.zeros(2), y)
+
+
+@pytest.mark.parametrize("part", [np.s_[:1], np.s_[1:2], np.s_[:, :1], np.s_[3:], np.s_[::4], np.s_[-1:]])
+def test_a_slice_of_one_element_is_broadcast(part: tuple[slice, ...]) -> None:
+    @po.op
+    def centred(x):
+        return x - x[part]
+
+    x = RNG.standard_normal((4, 6))
+    assert_array_equal(centred(x), x - x[part])

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyopt.dsl import affine, ir
-from polyopt.dsl.affine import Affine, And, Compare, Condition, Not, Or
+from polyopt.dsl.affine import Affine, And, Compare, Condition, Not, Or, is_nonnegative
 from polyopt.poly.equalities import Equalities
-from polyopt.poly.intervals import as_range, extreme, is_nonnegative, is_within, narrowed, tightest, window
+from polyopt.poly.intervals import as_range, extreme, is_within, narrowed, tightest, window
 from tests.poly.build import K, M, N, a, axis, eq, i, j, lt
 
 coefficients = st.integers(-2, 2)
