@@ -14,7 +14,7 @@ from polyopt.api import Op
 from polyopt.classes import dataclass
 from polyopt.dsl import einsum as symbolic
 from polyopt.dsl import functions
-from polyopt.dsl.expr import Element
+from polyopt.dsl.expr import Element, Expr
 from polyopt.dsl.state import Handle
 from polyopt.dsl.symbols import as_dtype
 from polyopt.dtypes import DType
@@ -115,7 +115,7 @@ def _ordered(result: Array, order: str, inputs: Sequence[Array]) -> Array:
     if order not in _ORDERS:
         raise ArgumentError(f"order cannot be {order!r}", fix=f"one of {', '.join(_ORDERS)}")
     is_fortran = order == "F" or (order == "A" and all(a.flags.fnc for a in inputs))
-    return np.asfortranarray(result) if is_fortran else result
+    return np.asarray(result, order="F") if is_fortran else result
 
 
 # --- the order of contraction -----------------------------------------------------------------------------------
@@ -245,7 +245,15 @@ def make_op(subscripts: symbolic.Contraction, whole: Product, common: DType) -> 
         labels = tuple(subscripts.operands[part] if isinstance(part, int) else part.output for part in node.parts)
         parts = [value(part, operands) for part in node.parts]
         made = symbolic.contract(symbolic.Contraction(labels, node.output), parts, running)
-        return functions.cast(made, common) if common.is_bool else made
+        return _as_tensor(functions.cast(made, common), made) if common.is_bool else made
+
+    def _as_tensor(expr: Handle | Expr, source: Handle) -> Handle:
+        """A tensor for what may be one element: that of a tensor of rank 0."""
+        if isinstance(expr, Handle):
+            return expr
+        single = source.state.new_tensor(f"{source.name}_{common}", rank=0)
+        source.state.define(single, (), expr)
+        return single
 
     def einsum(*operands: Any) -> Any:
         handles = [operand.tensor if isinstance(operand, Element) else operand for operand in operands]

@@ -17,7 +17,7 @@ from polyopt.dsl.expr import Size, walk
 from polyopt.dsl.recognise import NeedsSizes
 from polyopt.dsl.signature import Parameter, Signature
 from polyopt.dsl.trace import Traced
-from polyopt.errors import ArgumentError, BoundsError, DefinitionError, ShapeError
+from polyopt.errors import ArgumentError, BoundsError, DefinitionError, DTypeError, ShapeError
 from polyopt.problem import Choices, Problem
 from polyopt.runtime import arguments, arrays
 from polyopt.runtime.arguments import Arguments
@@ -58,6 +58,8 @@ class Equations:
             try:
                 sizes = solve_sizes(self._signature, None, given.shapes)
                 return use(self._trace_with_numbers(given.constants, given.free, sizes))
+            except DTypeError as clearer:
+                raise clearer from None
             except ShapeError as clearer:
                 if not isinstance(first, ShapeError):
                     raise clearer from None

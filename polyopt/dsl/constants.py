@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -35,6 +36,18 @@ def literal(value: bool | int | float | np.generic) -> Typed:
     return Typed(ir.Const(value, f64), WEAK_FLOAT)
 
 
+def not_fitting(value: object, dtype: DType, span: Span | None) -> DTypeError:
+    """The error of a number that an integer dtype does not hold."""
+    low, high = integer_range(dtype)
+    return DTypeError(
+        f"{value} does not fit {dtype}",
+        where=span,
+        why=f"{dtype} holds {low} to {high}.",
+        fix="convert the other operand to a wider dtype with po.cast, or fix the tensor's dtype with dtype=.",
+        facts={"value": value, "dtype": str(dtype)},
+    )
+
+
 def constant(value: bool | int | float, dtype: DType, span: Span | None) -> ir.Const:
     """The number in a dtype. Raises `DTypeError` where an integer dtype cannot hold it."""
     if dtype.is_float:
@@ -43,13 +56,7 @@ def constant(value: bool | int | float, dtype: DType, span: Span | None) -> ir.C
         return ir.Const(bool(value), dtype)
     low, high = integer_range(dtype)
     if not math.isfinite(value) or not low <= int(value) <= high:
-        raise DTypeError(
-            f"{value} does not fit {dtype}",
-            where=span,
-            why=f"{dtype} holds {low} to {high}.",
-            fix="convert the other operand to a wider dtype with po.cast, or fix the tensor's dtype with dtype=.",
-            facts={"value": value, "dtype": str(dtype)},
-        )
+        raise not_fitting(value, dtype, span)
     return ir.Const(int(value), dtype)
 
 
@@ -76,6 +83,25 @@ def integer_range(dtype: DType) -> tuple[int, int]:
     if dtype.kind == "u":
         return 0, 2**dtype.bits - 1
     return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
+
+
+def reach(node: ir.Expr, known: Mapping[ir.Expr, tuple[int, int]]) -> tuple[int, int] | None:
+    """The least and the greatest value of integer arithmetic on numbers and run-time scalars; None where sizes, or
+    operations that are not monotone, are in it. known: the scalars' own"""
+    match node:
+        case ir.Const(value=value):
+            return int(value), int(value)
+        case ir.Op("add" | "sub" | "mul" | "minimum" | "maximum" as name, (left, right)):
+            one, other = reach(left, known), reach(right, known)
+            if one is None or other is None:
+                return None
+            values = [int(BUILTINS[name].numpy(np.array(a, object), np.array(b, object))) for a in one for b in other]
+            return min(values), max(values)
+        case ir.Op("neg", (arg,)):
+            inner = reach(arg, known)
+            return None if inner is None else (-inner[1], -inner[0])
+        case _:
+            return known.get(node)
 
 
 def recast(node: ir.Expr, dtype: DType, span: Span | None) -> ir.Expr:

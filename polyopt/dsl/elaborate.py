@@ -309,6 +309,7 @@ def _equation(definition: Definition, types: Mapping[Handle, DType], reserved: f
         neutral = constant(int(definition.kind == "prod"), node.dtype, definition.span)
         reducer = ir.Reducer(definition.kind, node.dtype, neutral, is_contraction=definition.is_contraction)
     _check_count(node, definition)
+    tensor.state.conditions += build.conditions
     return ir.Equation(
         name=tensor.name,
         tensor=tensor.name,

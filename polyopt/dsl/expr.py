@@ -188,13 +188,17 @@ class Convert(Expr):
 
 
 class Weakened(Expr):
-    """A run-time value that counts as a Python number: it takes the dtype of what it meets. kind: "b", "i" or "f"."""
+    """A run-time value that counts as a Python number: it takes the dtype of what it meets.
 
-    __slots__ = ("arg", "kind")
+    kind:  "b", "i" or "f"
+    reach: the least and the greatest value of an integer; None where nothing is known
+    """
 
-    def __init__(self, arg: Expr, kind: OneOf["b", "i", "f"]) -> None:
+    __slots__ = ("arg", "kind", "reach")
+
+    def __init__(self, arg: Expr, kind: OneOf["b", "i", "f"], reach: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.arg, self.kind = arg, kind
+        self.arg, self.kind, self.reach = arg, kind, reach
 
     def children(self) -> tuple[Expr, ...]:
         return (self.arg,)

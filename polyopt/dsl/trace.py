@@ -25,7 +25,10 @@ from polyopt.dtypes import DType
 from polyopt.errors import ArgumentError, DefinitionError, ShapeError, Span
 
 Given = Mapping[
-    str, tuple[DType, int] | tuple[DType, int, tuple[bool, ...]] | tuple[DType, int, tuple[bool, ...], bool]
+    str,
+    tuple[DType, int]
+    | tuple[DType, int, tuple[bool, ...]]
+    | tuple[DType, int, tuple[bool, ...], bool, tuple[int, int] | None],
 ]
 
 
@@ -110,7 +113,8 @@ def _value(tensor: Handle, spec: Any) -> Expr:
     """A run-time scalar as the function sees it; what was given as a Python number is weak."""
     if not _is_weak(spec):
         return Element(tensor, ())
-    return Weakened(Element(tensor, ()), "b" if spec[0].is_bool else "f" if spec[0].is_float else "i")
+    reach = spec[4] if len(spec) > 4 else None
+    return Weakened(Element(tensor, ()), "b" if spec[0].is_bool else "f" if spec[0].is_float else "i", reach)
 
 
 def _is_weak(spec: Any) -> bool:

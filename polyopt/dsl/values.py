@@ -13,6 +13,7 @@ from itertools import islice
 import numpy as np
 
 from polyopt.classes import dataclass
+from polyopt.dsl import affine as af
 from polyopt.dsl import ir
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.constants import (
@@ -23,6 +24,8 @@ from polyopt.dsl.constants import (
     integer_range,
     is_condition,
     literal,
+    not_fitting,
+    reach,
     recast,
 )
 from polyopt.dsl.expr import (
@@ -46,6 +49,7 @@ from polyopt.dsl.expr import (
 )
 from polyopt.dsl.recognise import (
     COMPARISONS,
+    NeedsSizes,
     NotAffine,
     Scope,
     affine_of,
@@ -66,7 +70,7 @@ from polyopt.dsl.types import (
     concrete,
     join,
 )
-from polyopt.dtypes import DType, bool_, f64, i8, i64, promote
+from polyopt.dtypes import DType, bool_, f64, i8, i64, promote, u64
 from polyopt.errors import DefinitionError, DTypeError, Span
 
 
@@ -109,6 +113,8 @@ class Builder:
     lower:   turns a reduction into typed nodes
     provisional: dtypes are still being inferred, so a reduction of weak values stays weak
     names:   the axis names handed out in this equation
+    conditions: what the equation asks of the sizes: as values they fit the dtypes that they meet
+    reaches: the least and the greatest value of run-time scalars
     """
 
     type_of: Callable[[Handle], Type]
@@ -116,6 +122,8 @@ class Builder:
     provisional: bool = False
     names: Names = field(default_factory=Names)
     placeholders: dict[str, Type] = field(default_factory=dict)
+    conditions: list[af.Condition] = field(default_factory=list)
+    reaches: dict[ir.Expr, tuple[int, int]] = field(default_factory=dict)
     _memo: dict[tuple[Expr, int, Reads | None], Typed] = field(default_factory=dict)
     _scopes: dict[tuple[int, tuple[object, ...]], Scope] = field(default_factory=dict)
 
@@ -154,7 +162,8 @@ class Builder:
             case Index():
                 return _as_leaf(Typed(ir.IndexValue(affine_of(expr, scope), i64), i64), reads)
             case Size() | AffineSize():
-                return Typed(ir.IndexValue(affine_of(expr, scope), i64), WEAK_INT)
+                extent = affine_of(expr, scope)
+                return literal(extent.constant) if extent.is_constant else Typed(ir.IndexValue(extent, i64), WEAK_INT)
             case Element():
                 return self._element(expr, scope, reads)
             case InScope(body=body):
@@ -165,8 +174,11 @@ class Builder:
                 return self._choice(expr, scope, reads)
             case Reduction():
                 return self.lower(self, expr, scope, reads)
-            case Weakened(arg=arg, kind=kind):
-                return Typed(self.build(arg, scope).node, WeakType(kind))
+            case Weakened(arg=arg, kind=kind, reach=known):
+                node = self.build(arg, scope).node
+                if known is not None:
+                    self.reaches[node] = known
+                return Typed(node, WeakType(kind))
             case Placeholder(name=name):
                 type_ = self.placeholders[name]
                 return Typed(ir.Var(name, concrete(type_)), type_)
@@ -323,8 +335,24 @@ class Builder:
         operand = join(arg.type for arg in args)
         if isinstance(operand, DType) and operand.is_integer:
             name, args = _within_range(name, args, operand)
+            if any(arg.type == WEAK_INT and not isinstance(arg.node, ir.Const) for arg in args):
+                operand = operand if operand.bits == i64.bits else i64
+        kinds = {arg.type.kind for arg in args if isinstance(arg.type, DType)}
+        if kinds == {"i", "u"} and any(arg.type == u64 for arg in args):
+            return self._compare_signs(name, args)
         nodes = tuple(self.convert(arg, operand, expr.span) for arg in args)
         return Typed(ir.Op(name, nodes, bool_), bool_)
+
+    def _compare_signs(self, name: str, args: tuple[Typed, ...]) -> Typed:
+        """A comparison of a signed integer with a u64, exact as NumPy's is: no dtype of integers holds both."""
+        left, right = args
+        if left.type == u64:
+            name, left, right = _MIRRORED[name], right, left
+        below = ir.Op("lt", (left.node, ir.Const(0, left.node.dtype)), bool_)
+        as_unsigned = ir.Op(name, (ir.Cast(left.node, u64), right.node), bool_)
+        if name in ("lt", "le", "ne"):
+            return Typed(ir.Op("or", (below, as_unsigned), bool_), bool_)
+        return Typed(ir.Op("and", (ir.Op("not", (below,), bool_), as_unsigned), bool_), bool_)
 
     def _logic(self, expr: Call, scope: Scope, reads: Reads | None) -> Typed:
         affine = try_condition(expr, scope)
@@ -374,10 +402,40 @@ class Builder:
         """The node converted to a type; a weak number becomes a constant of that dtype."""
         dtype = concrete(type_)
         if isinstance(value.type, WeakType):
+            if value.type == WEAK_INT and dtype.is_integer:
+                self._require_fit(value.node, dtype, span)
             return recast(value.node, dtype, span)
         if value.type == dtype or value.node.dtype == dtype:
             return value.node
         return recast(value.node, dtype, span) if is_condition(value.node) else ir.Cast(value.node, dtype)
+
+    def _require_fit(self, node: ir.Expr, dtype: DType, span: Span | None) -> None:
+        """A weak integer that is no constant is one of its dtype's: for the call's sizes, and by the reach of scalars.
+
+        Raises `DTypeError` where it is not, and `NeedsSizes` where only numbers for sizes tell.
+        """
+        low, high = integer_range(dtype)
+        match node:
+            case ir.Const():
+                pass  # `recast` looks at it
+            case ir.Where(_, then, otherwise) | ir.Op("select", (_, then, otherwise)):
+                self._require_fit(then, dtype, span)
+                self._require_fit(otherwise, dtype, span)
+            case ir.IndexValue(affine):
+                if dtype != i64 and not (low == 0 and af.is_nonnegative(affine)):
+                    self.conditions.append(af.Compare(affine - low, ">="))
+                if dtype.bits < i64.bits:
+                    self.conditions.append(af.Compare(affine - high, "<="))
+            case _:
+                found = reach(node, self.reaches)
+                if found is not None and not low <= found[0] <= found[1] <= high:
+                    raise not_fitting(f"an integer from {found[0]} to {found[1]}", dtype, span)
+                if found is None and dtype != i64 and any(isinstance(part, ir.IndexValue) for part in ir.walk(node)):
+                    raise NeedsSizes(
+                        f"whether a number made of sizes fits {dtype} depends on the sizes",
+                        where=span,
+                        fix="convert the other operand to i64 with po.cast.",
+                    )
 
 
 # --- small questions -------------------------------------------------------------------------------------------------

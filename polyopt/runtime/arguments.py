@@ -18,7 +18,7 @@ from polyopt.errors import ArgumentError, ShapeError, counted
 from polyopt.runtime import arrays
 from polyopt.runtime.arrays import Array, Layout, Wrap
 
-Free: TypeAlias = "tuple[DType, int, tuple[bool, ...], bool]"
+Free: TypeAlias = "tuple[DType, int, tuple[bool, ...], bool, tuple[int, int] | None]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ class Arguments:
     constants: values of compile-time parameters
     arrays:    tensors and run-time scalars by name, in the order of the signature, elements aligned
     free:      of what is given to parameters without annotation: dtype, rank, which extents are 1, and whether it is
-               a Python number, which is weak
+               a Python number, which is weak: an integer with the range, of some number of bits, that holds it
     wrap:      makes results of the caller's kind; None for NumPy arrays
     """
 
@@ -56,7 +56,7 @@ class Arguments:
         return (
             constants_key(self.constants),
             tuple((name, a.dtype, a.shape, arrays.layout(a), arrays.place(a)) for name, a in self.arrays.items()),
-            tuple(is_weak for *_, is_weak in self.free.values()),
+            tuple(weak for *_, is_weak, reach in self.free.values() for weak in (is_weak, reach)),
         )
 
 
@@ -176,7 +176,18 @@ def _typed(parameter: Parameter, value: Any, given: arrays.Given) -> arrays.Give
 
 def _free(name: str, array: Array, value: object) -> Free:
     units = tuple(extent == 1 for extent in array.shape)
-    return arrays.check_dtype(array, name), array.ndim, units, type(value) in (bool, int, float)
+    reach = _reach(value) if type(value) is int else None
+    return arrays.check_dtype(array, name), array.ndim, units, type(value) in (bool, int, float), reach
+
+
+def _reach(value: int) -> tuple[int, int]:
+    """A range that holds the integer, one of few, so that calls with others of about its size share a kernel."""
+    if value < 0:
+        return -(1 << next(bits for bits in _BITS if value >= -(1 << bits))), 0
+    return 0, (1 << next(bits for bits in _BITS if value < 1 << bits)) - 1
+
+
+_BITS = (4, 7, 8, 12, 15, 16, 24, 31, 32, 48, 63, 64)
 
 
 # --- keys -----------------------------------------------------------------------------------------------------

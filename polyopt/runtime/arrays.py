@@ -71,6 +71,13 @@ def accept(value: Any, name: str) -> Given:
             fix=f"pass {name}.filled(...), and the mask as an argument of its own",
             facts={"argument": name},
         )
+    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        raise ArgumentError(
+            f"argument '{name}' is an integer of {value.bit_length()} bits",
+            why="integers have 64",
+            fix=f"pass float({name}), or a smaller number",
+            facts={"argument": name, "bits": value.bit_length()},
+        )
     elif isinstance(value, np.ndarray | np.generic | bool | int | float):
         given = Given(np.asarray(value))
     elif is_torch(value):
@@ -257,7 +264,9 @@ def scalar(value: Any, dtype: DType, name: str) -> Array:
     not (300 for an i8, an array with dimensions).
     """
     try:
-        array = accept(value, name).array
+        array = accept(float(value) if type(value) is int and dtype.is_float else value, name).array
+    except OverflowError:
+        raise _too_wide(name, value, dtype) from None
     except ArgumentError as error:
         if error.facts.get("type") is None:
             raise
@@ -283,11 +292,16 @@ def scalar(value: Any, dtype: DType, name: str) -> Array:
     try:
         return np.array(array.item(), dtype.numpy)
     except OverflowError:
-        raise ArgumentError(
-            f"the scalar '{name}' is {value}, which does not fit in {dtype}",
-            fix="change the annotation to a wider dtype",
-            facts={"argument": name, "value": value, "dtype": dtype.name},
-        ) from None
+        raise _too_wide(name, value, dtype) from None
+
+
+def _too_wide(name: str, value: Any, dtype: DType) -> ArgumentError:
+    shown = f"an integer of {value.bit_length()} bits" if isinstance(value, int) and abs(value) >= 1 << 64 else value
+    return ArgumentError(
+        f"the scalar '{name}' is {shown}, which does not fit in {dtype}",
+        fix="change the annotation to a wider dtype",
+        facts={"argument": name, "value": value, "dtype": dtype.name},
+    )
 
 
 _CONVERSIONS = {"b": "bool", "u": "int", "i": "int", "f": "float"}

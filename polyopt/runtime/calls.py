@@ -139,7 +139,7 @@ def check_conditions(info: KernelInfo, sizes: Mapping[str, int]) -> None:
             values = ", ".join(f"{name} = {value}" for name, value in sorted(sizes.items()))
             raise ShapeError(
                 f"the sizes of this call do not satisfy {condition.text}",
-                why=f"here {values}; the equations read or define elements outside an array otherwise",
+                why=f"here {values}; otherwise an element lies outside an array, or a shape or number is another one",
                 fix="pass arrays whose sizes satisfy it",
                 facts={"condition": condition.text, "sizes": dict(sizes)},
             )

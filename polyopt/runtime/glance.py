@@ -48,7 +48,7 @@ class Glance:
                 assert dtype is not None, "a scalar parameter has a dtype"
                 try:
                     inputs.append(np.array(value, dtype.numpy))
-                except OverflowError:
+                except (OverflowError, ValueError):  # NaN for an integer is the latter
                     return None
                 key.append(type(value))
             elif kind == "constant" and type(value) in _CONSTANTS:

@@ -1,0 +1,184 @@
+"""Numbers of Python take the dtype of what they meet, sizes among them; one that does not fit is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import polyopt as po
+from polyopt import f32, i8, i64, u8, u64
+
+N = po.size("N")
+i = po.index("i")
+
+Array = np.ndarray[Any, Any]
+
+
+# --- sizes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_size_beside_a_narrow_tensor_fits_its_dtype(dynamic: bool) -> None:
+    """It wrapped around."""
+
+    @po.op(dynamic=dynamic)
+    def scaled(x: i8[N]):
+        y = po.tensor("y")
+        y[i] = x[i] * N + N // 2
+        return y
+
+    @po.op(dynamic=dynamic)
+    def squared(x: u8[N]):
+        y = po.tensor("y", dtype=u8)
+        y[i] = x[i] + (N - 3) * N
+        return y
+
+    @po.op(dynamic=dynamic)
+    def filled(x: u8[N]):
+        y = po.tensor("y", dtype=u8)
+        y[0] = N
+        y[i] = po.when(i > 0, x[i] + (N - 3))
+        return y
+
+    x = np.arange(5, dtype=np.int8)
+    assert_array_equal(scaled(x), x * 5 + 2)
+    assert_array_equal(squared(x.astype(np.uint8)), x + 10)
+    assert_array_equal(filled(x.astype(np.uint8)), [5, 3, 4, 5, 6])
+    wide = np.full(300, 44, np.int8)
+    with pytest.raises((po.DTypeError, po.ShapeError), match=r"300 does not fit i8|N <= 127"):
+        scaled(wide)
+    with pytest.raises(po.DTypeError, match="does not fit u8"):
+        squared(wide.astype(np.uint8))
+    with pytest.raises((po.DTypeError, po.ShapeError), match=r"-1 does not fit u8|N >= 3"):
+        filled(np.ones(2, np.uint8))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_size_is_compared_as_the_number_that_it_is(dynamic: bool) -> None:
+    @po.op(dynamic=dynamic)
+    def below(x: i8[N]):
+        y, z = po.tensors("y z")
+        y[i] = po.where(x[i] < N, 1, 0)
+        z[i] = po.where(x[i] == N, 1, 0)
+        return y, z
+
+    y, z = below(np.full(300, 44, np.int8))
+    assert y.all() and not z.any()
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "number"),
+    [
+        (np.array([1, 2], np.int8), 300),
+        (np.array([1, 2], np.int8), 2**63),
+        (np.array([1, 2], np.uint8), -1),
+        (np.array([1, 2], np.int64), 2**63),
+        (np.array([1, 2], np.uint64), -1),
+    ],
+)
+def test_an_integer_that_does_not_fit_is_refused(x: Array, number: int) -> None:
+    """It wrapped around; NumPy refuses it."""
+    for op in (po.op(lambda x, c: x * c), po.op(lambda x, c: x + (c - 1))):
+        with pytest.raises(po.DTypeError, match="does not fit"):
+            op(x, number)
+    with pytest.raises(OverflowError):
+        x * number
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint64])
+@pytest.mark.parametrize("number", [0, 3, 7, 100])
+def test_one_that_fits_has_the_tensors_dtype(dtype: type, number: int) -> None:
+    op = po.op(lambda x, c: (x * c, x + c, x - c, x < c, x == c))
+    x: Array = np.array([1, 3, 100, 101], dtype)
+    with np.errstate(over="ignore"):
+        wanted = x * number, x + number, x - number, x < number, x == number
+    for found, expected in zip(op(x, number), wanted, strict=True):
+        assert found.dtype == expected.dtype
+        assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("number", [0, 1, 7, -7])
+def test_arithmetic_on_it_fits_for_all_integers_of_about_its_size(number: int) -> None:
+    op = po.op(lambda x, c: x * (2 * c + 1) - c)
+    x: Array = np.array([1, -2, 3], np.int8)
+    assert_array_equal(op(x, number), x * (2 * number + 1) - number)
+    with pytest.raises(po.DTypeError, match="an integer from 1 to 255 does not fit i8"):
+        op(x, 100)
+
+
+@pytest.mark.parametrize("number", [300, -1, -300, 255])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_comparisons_with_any_integer_are_exact(dtype: type, number: int) -> None:
+    op = po.op(lambda x, c: (x < c, x <= c, x > c, x >= c, x == c, x != c))
+    x: Array = np.array([0, 1, 127, np.iinfo(dtype).max, np.iinfo(dtype).min], dtype)
+    wanted = x < number, x <= number, x > number, x >= number, x == number, x != number
+    for found, expected in zip(op(x, number), wanted, strict=True):
+        assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
+def test_signed_and_unsigned_integers_of_64_bits_compare_exactly(dtype: type) -> None:
+    """They were compared as floats, of 53 bits."""
+    op = po.op(lambda a, b: (a < b, a <= b, a > b, a >= b, a == b, a != b))
+    a: Array = np.array([np.iinfo(dtype).max - 1, -1, 5, np.iinfo(dtype).min], dtype)
+    b = np.array([np.iinfo(dtype).max, 2**64 - 1, 5, 2**63], np.uint64)
+    for one, other in ((a, b), (b, a)):
+        wanted = one < other, one <= other, one > other, one >= other, one == other, one != other
+        for found, expected in zip(op(one, other), wanted, strict=True):
+            assert_array_equal(found, expected)
+
+
+def test_scalars_that_are_no_integers_of_their_dtype_are_refused() -> None:
+    @po.op
+    def scaled(x: i8[N], c: i8):
+        y = po.tensor("y")
+        y[i] = x[i] * c
+        return y
+
+    @po.op
+    def spread(x: f32[N], c: f32):
+        y = po.tensor("y")
+        y[i] = x[i] * c
+        return y
+
+    for number in (float("nan"), float("inf"), 1.5):
+        with pytest.raises(po.DTypeError, match="the signature says i8"):
+            scaled(np.ones(2, np.int8), number)
+    for number in (2**64, -(2**70)):
+        with pytest.raises(po.ArgumentError, match="bits"):
+            scaled(np.ones(2, np.int8), number)
+    with pytest.raises(po.ArgumentError, match="does not fit in f32"):
+        spread(np.ones(2, np.float32), 10**400)
+    assert_array_equal(spread(np.ones(2, np.float32), 10**30), np.float32(1e30))
+
+
+# --- einsum ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ["i,j->", "i,j->i", "i,i->"])
+def test_einsum_of_booleans_over_an_axis_of_one_operand(spec: str) -> None:
+    a = np.array([True, False, True])
+    assert_array_equal(po.einsum(spec, a, a), np.einsum(spec, a, a))
+
+
+@pytest.mark.parametrize("order", "CFAK")
+def test_a_number_from_einsum_has_no_dimensions(order: str) -> None:
+    x = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    assert po.einsum("ij->", x, order=order).shape == ()
+
+
+def test_large_keys_are_told_apart() -> None:
+    @po.op
+    def matches(keys: u64[N], query: i64[()]):
+        y = po.tensor("y")
+        y[()] = po.sum(po.cast(keys[i] == query[()], i64), i)
+        return y
+
+    keys = np.array([2**60, 2**60 + 1, 2**60 + 2], np.uint64)
+    assert matches(keys, np.array(2**60)) == 1
