@@ -17,6 +17,7 @@ import islpy as isl
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axis, constant
+from polyopt.names import unused
 from polyopt.poly.dependence import Dependences
 from polyopt.poly.distance import DistanceTester
 from polyopt.poly.roles import Roles
@@ -192,7 +193,9 @@ class _Attacher:
 
     @property
     def tile_axes(self) -> tuple[str, ...]:
-        return tuple(f"{name}_tile" for name, _ in self.attachment.axes)
+        made = [s for array in self.attachment.arrays for s in self.scop.writers(array)]
+        taken = {name for s in (self.scop.statement(self.attachment.consumer), *made) for name in s.axes}
+        return tuple(unused(f"{name}_tile", taken) for name, _ in self.attachment.axes)
 
     def attached(self) -> tuple[Scop, tuple[tuple[str, Affine], ...]]:
         consumer = self.scop.statement(self.attachment.consumer)

@@ -12,7 +12,7 @@ Sources: [OnlineSoftmax18], [FlashAttention22].
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import islpy as isl
@@ -102,7 +102,8 @@ class Cascade:
 
     @property
     def block(self) -> str:
-        return f"{self.point}_block"
+        """The axis over blocks of points."""
+        return _block(self.point, self.rows)
 
     def __str__(self) -> str:
         sums = ", ".join(dict.fromkeys(c.equation.tensor for c in self.consumers))
@@ -457,9 +458,13 @@ def _leaf_equation(own: ir.Equation, leaf: ir.Read, rows: tuple[str, ...], point
     return renamed(own, apart(own, names, rows, point))
 
 
+def _block(point: str, rows: Sequence[str]) -> str:
+    return unused(f"{point}_block", rows)
+
+
 def apart(equation: ir.Equation, names: Mapping[str, str], rows: tuple[str, ...], point: str) -> dict[str, str]:
     """The names, and new ones for the axes that would be taken for the maximum's."""
-    taken = {*rows, point, f"{point}_block"}
+    taken = {*rows, point, _block(point, rows)}
     result = dict(names)
     bound = {a.name for a in equation.all_axes} | {
         a.name for n in ir.walk(equation.value) if isinstance(n, ir.Reduce) for a in n.axes

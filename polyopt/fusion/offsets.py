@@ -112,8 +112,10 @@ def _factor(expr: ir.Expr, summed: frozenset[str]) -> Factor | None:
 
 
 def _without_offsets(total: ir.Reduce, left: Factor, right: Factor) -> ir.Expr:
-    """`sum(l * r) + p * sum(r) + q * (sum(l) + points * p)`, for the factors l + p and r + q."""
-    if left.offset is None and right.offset is None:
+    """`sum(l * r) + p * sum(r) + q * (sum(l) + points * p)`, for the factors l + p and r + q; a sum over nothing as it
+    is, since nothing says then that there is an offset."""
+    points = prod(max(0, a.upper[0].constant - a.lower[0].constant) for a in total.axes)
+    if points == 0 or (left.offset is None and right.offset is None):
         return total
     value: ir.Expr = replace(total, body=_mul(left.narrow, right.narrow))
     if left.offset is not None:
@@ -121,7 +123,6 @@ def _without_offsets(total: ir.Reduce, left: Factor, right: Factor) -> ir.Expr:
     if right.offset is not None:
         others: ir.Expr = replace(total, body=left.narrow)
         if left.offset is not None:
-            points = prod(max(0, a.upper[0].constant - a.lower[0].constant) for a in total.axes)
             others = _add(others, _mul(left.offset, ir.Const(points, i32)))
         value = _add(value, _mul(right.offset, others))
     return value

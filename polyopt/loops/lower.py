@@ -42,6 +42,8 @@ from polyopt.poly.tree import Loop, Tree, as_schedule, loops
 
 LOCAL_BYTES = 1 << 15
 """No private buffer that is larger lives on a thread's stack."""
+STACK_BYTES = 8 * LOCAL_BYTES
+"""All of them together: stacks of threads have half a megabyte on some systems."""
 
 _NODE = isl.ast_node_type
 _IF, _FOR = (getattr(_NODE, name) for name in ("if_", "for_"))  # isl's Python types leave these two out
@@ -164,6 +166,7 @@ class _Scanner:
     tree: Tree
     storage: StoragePlan
     stack_bytes: int
+    on_stack: int = 0
     bodies: Bodies = field(init=False)
     loops: dict[str, Loop] = field(init=False)
     rows: dict[str, dict[str, Affine]] = field(default_factory=dict)
@@ -261,7 +264,9 @@ class _Scanner:
         elements = 1
         for extent in storage.extent:
             elements *= extent.constant if extent.is_constant else LOCAL_BYTES
-        small = elements * array.dtype.itemsize <= self.stack_bytes
+        size = elements * array.dtype.itemsize
+        small = size <= self.stack_bytes and self.on_stack + size <= STACK_BYTES
+        self.on_stack += size if small else 0
         return _buffer(array, storage, "local" if small else "workspace")
 
     def fresh(self, name: str) -> str:

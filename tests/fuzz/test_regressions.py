@@ -333,3 +333,47 @@ def test_integers_of_64_bits_wrap_around_before_they_are_compared(kind: str, lan
         return z
 
     compare(compared, (draw((24, 40), "f32", 1, 9, seed=1),))
+
+
+def test_indices_may_have_the_names_of_the_compilers_own() -> None:
+    """`i_tile` was the loop over tiles as well, and a schedule that did not tell them apart fell back."""
+    high, wide = po.index("i_tile", extent=M), po.index("j_tile", extent=N)
+    row, block, c = po.index("j_block", extent=M), po.index("i_block", extent=K), po.index("c", extent=K)
+    near = po.index("near", extent=3)
+
+    @po.op
+    def smoothed(x: po.f32[M, N]):
+        along, z = po.tensors("along z")
+        along[high, j] = po.sum(x.pad(0)[high, j + near - 1], near)
+        z[i, wide] = po.sum(along.pad(0)[i + near - 1, wide], near)
+        return z
+
+    @po.op
+    def attention(q: po.f32[M, N], k: po.f32[K, N]):
+        s, top, p, z = po.tensors("s top p z")
+        s[row, block] = po.sum(q[row, j] * k[block, j], j)
+        top[row] = po.max(s[row, block], block)
+        p[row, j] = po.sum(po.exp(s[row, c] - top[row]) * k[c, j], c)
+        z[row, j] = p[row, j] / po.sum(po.exp(s[row, c] - top[row]), c)
+        return z
+
+    x = draw((300, 500), "f32", -3, 3, seed=1)
+    assert not smoothed.lower(x).fallback and "computed in each" in str(smoothed.lower(x).fusion)
+    np.testing.assert_array_equal(smoothed(x), smoothed.reference(x))
+    q, k = draw((70, 8), "f32", -1, 1, seed=2), draw((900, 8), "f32", -1, 1, seed=3)
+    assert not attention.lower(q, k).fallback
+    np.testing.assert_allclose(attention(q, k), attention.reference(q, k), rtol=1e-5, atol=1e-6)
+
+
+def test_a_sum_over_nothing_asks_for_no_offset() -> None:
+    """The offset that products have in common was read all the same, outside its array."""
+
+    @po.op
+    def shifted(x: po.u8[M, K], w: po.i8[K, N], p: po.i32[K]):
+        z = po.tensor("z")
+        z[i, j] = po.sum((po.cast(x[i, k], po.i32) - p[0]) * po.cast(w[k, j], po.i32), k)
+        return z
+
+    for terms in (0, 5):
+        x, w = draw((3, terms), "u8", 0, 9, seed=1), draw((terms, 4), "i8", -9, 9, seed=2)
+        compare(shifted, (x, w, draw((terms,), "i32", 0, 9, seed=3)))
