@@ -131,12 +131,13 @@ class Op:
         if out is not None:
             return self._call_into(given, out, args if not named else ())
         variant = self._variant(given, {})
-        self._remember(args, named, variant)
+        if given.is_as_given:
+            self._remember(args, named, variant)
         results = variant.call.new_results()
         variant.call.run(tuple(given.arrays.values()), results)
         if given.wrap is None:
             return variant.structure.rebuild(results)
-        if given.wrap is arrays.as_torch and not named:
+        if given.wrap is arrays.as_torch and not named and given.is_as_given:
             self._ways.learn_torch(given.key(), variant.call, variant.structure, args)
         return variant.structure.rebuild(list(map(given.wrap, results)))
 
@@ -148,7 +149,7 @@ class Op:
         strided = {name: array for name, array in targets.items() if arrays.layout(array) is not None}
         variant = self._variant(given, strided)
         run_into(variant.call, lambda: self._variant(given, {}).call, given.arrays, tuple(targets.values()))
-        seen = self._glance.look(args, {}) if args else None
+        seen = self._glance.look(args, {}) if args and given.is_as_given else None
         if seen is not None:
             self._ways.learn_into(seen[0], variant.call, args, out)
         return out

@@ -270,7 +270,7 @@ def calibrate() -> Rates:
 
 def _kept_rates() -> Rates | None:
     """The rates of an earlier calibration, if it was of this machine."""
-    with suppress(ValueError, TypeError, KeyError):
+    with suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
         kept = json.loads(cache.read_text(CALIBRATION) or "{}")
         if kept["machine"] == machine():
             return rates_from_json(kept["rates"])

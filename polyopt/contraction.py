@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -76,17 +78,33 @@ def _common_dtype(inputs: Sequence[Array], dtype: Any, casting: str) -> DType:
     if dtype is None:
         found = [arrays.check_dtype(array, f"operand {n}") for n, array in enumerate(inputs)]
         return _promoted(found)
-    wanted = as_dtype(dtype)
+    wanted = _named(dtype)
     for position, array in enumerate(inputs):
         _check_cast(array.dtype, wanted.numpy, casting, f"operand {position}")
     return wanted
 
 
+def _named(dtype: Any) -> DType:
+    """The dtype meant. Raises `DTypeError` for a name of another one in NumPy: "i8" counts bits here, bytes there."""
+    wanted = as_dtype(dtype)
+    numpys = wanted.numpy
+    if isinstance(dtype, str):
+        with suppress(TypeError):
+            numpys = np.dtype(dtype)
+    if numpys != wanted.numpy:
+        raise DTypeError(
+            f"dtype {dtype!r} is {numpys} in NumPy and {wanted} in polyopt",
+            fix=f"np.{numpys}, or po.{wanted}",
+            facts={"dtype": dtype},
+        )
+    return wanted
+
+
 def _promoted(found: Sequence[DType]) -> DType:
-    common = found[0]
-    for dtype in found[1:]:
-        common = dtypes.promote(common, dtype)
-    return common
+    """NumPy's common dtype of all at once; bf16, which NumPy does not know, meets the others one by one."""
+    if dtypes.bf16 not in found:
+        return dtypes.from_numpy(np.result_type(*(dtype.numpy for dtype in found)))
+    return functools.reduce(dtypes.promote, found)
 
 
 def _check_cast(source: np.dtype[Any], wanted: np.dtype[Any], casting: Any, what: str) -> None:

@@ -111,7 +111,7 @@ def read_file(path: Path) -> tuple[Record, ...]:
     for number, line in enumerate(lines, start=1):
         try:
             found.append(_from_line(line))
-        except (ValueError, KeyError, TypeError) as error:
+        except _DAMAGES as error:
             raise ArgumentError(
                 f"line {number} of '{path}' is no tuning record",
                 why=str(error),
@@ -129,13 +129,17 @@ def _by_key(text: str) -> Mapping[str, Mapping[str, Record]]:
     return found
 
 
+_DAMAGES = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""What reading a line raises that is no record: the last two come of huge numbers and of a thousand brackets."""
+
+
 def _read(text: str) -> tuple[Record, ...]:
     """The records of a text; what is damaged is left out."""
     found = []
     for line in text.splitlines():
         try:
             found.append(_from_line(line))
-        except (ValueError, KeyError, TypeError) as error:
+        except _DAMAGES as error:
             _log.warning("ignoring a damaged tuning record: %s", error)
     return tuple(found)
 

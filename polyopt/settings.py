@@ -75,11 +75,10 @@ def has_overrides() -> bool:
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """The settings that `environment` asks for. An empty value counts as unset."""
-    cache_dir = environment.get("POLYOPT_CACHE_DIR")
     return Settings(
         target=environment.get("POLYOPT_TARGET") or None,
         num_threads=_integer(environment, "POLYOPT_NUM_THREADS", least=1),
-        cache_dir=Path(cache_dir).expanduser() if cache_dir else None,
+        cache_dir=_folder(environment, "POLYOPT_CACHE_DIR"),
         cache_bytes=_or(_integer(environment, "POLYOPT_CACHE_BYTES"), DEFAULT_CACHE_BYTES),
         log=tuple(name.strip() for name in environment.get("POLYOPT_LOG", "").split(",") if name.strip()),
         verify=_or(_integer(environment, "POLYOPT_VERIFY", most=ENUMERATION_LEVEL), PROOF_LEVEL),
@@ -131,15 +130,31 @@ def strict_checks() -> AbstractContextManager[Settings]:
     return override(verify=ENUMERATION_LEVEL)
 
 
+def _folder(environment: Mapping[str, str], name: str) -> Path | None:
+    text = environment.get(name)
+    try:
+        return Path(text).expanduser() if text else None
+    except RuntimeError as error:
+        raise ArgumentError(
+            f"the environment variable {name} holds {text!r}",
+            why=str(error),
+            fix=f"unset {name}, or set it to a folder",
+            facts={"variable": name, "value": text},
+        ) from None
+
+
 def _or(value: int | None, default: int) -> int:
     return default if value is None else value
+
+
+_MOST_DIGITS = 18
 
 
 def _integer(environment: Mapping[str, str], name: str, *, least: int = 0, most: int | None = None) -> int | None:
     text = environment.get(name, "").strip()
     if not text:
         return None
-    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < least or (most is not None and int(text) > most):
         raise ArgumentError(
             f"the environment variable {name} holds {text!r}",
             why=f"it must be a whole number, {f'at least {least}' if most is None else f'from {least} to {most}'}",
@@ -168,7 +183,7 @@ def configure_logging(settings: Settings) -> None:
     """
     for topic in settings.log:
         place = Path(__file__).parent.joinpath(*topic.split("."))
-        if topic not in _TOPICS and not place.is_dir() and not place.with_suffix(".py").is_file():
+        if topic not in _TOPICS and not _is_module(place):
             _log.warning("POLYOPT_LOG names '%s', which logs nothing: the topics are %s", topic, _KNOWN)
             continue
         for name in _TOPICS.get(topic, (f"polyopt.{topic}",)):
@@ -176,6 +191,13 @@ def configure_logging(settings: Settings) -> None:
             logger.setLevel(logging.DEBUG)
             if not any(isinstance(handler, _TopicHandler) for handler in logger.handlers):
                 logger.addHandler(_TopicHandler())
+
+
+def _is_module(place: Path) -> bool:
+    try:
+        return place.is_dir() or place.with_suffix(".py").is_file()
+    except (OSError, ValueError):  # a name that is none for a file
+        return False
 
 
 class _TopicHandler(logging.StreamHandler):  # type: ignore[type-arg]  # the stream's type is the base's default

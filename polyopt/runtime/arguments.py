@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from array import array as packed
+from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import is_dataclass
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,12 +33,15 @@ class Arguments:
     free:      of what is given to parameters without annotation: dtype, rank, which extents are 1, and whether it is
                a Python number, which is weak: an integer with the range, of some number of bits, that holds it
     wrap:      makes results of the caller's kind; None for NumPy arrays
+    is_as_given: whether every array is the caller's own memory, read as it is: a call like this one can be made without
+               a close look
     """
 
     constants: Mapping[str, object]
     arrays: Mapping[str, Array]
     free: Mapping[str, Free]
     wrap: Wrap | None = None
+    is_as_given: bool = True
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -71,6 +77,7 @@ def bind(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     found: dict[str, Array] = {}
     free: dict[str, Free] = {}
     wrap: Wrap | None = None
+    is_as_given = True
     for parameter in signature.parameters:
         value = values[parameter.name]
         if is_constant(parameter, value):
@@ -78,10 +85,20 @@ def bind(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any])
             continue
         given = _given(parameter, value)
         found[parameter.name] = given.array
+        is_as_given = is_as_given and _is_as_given(parameter, value, given.array)
         wrap = wrap or given.wrap
         if parameter.kind == "unannotated":
             free[parameter.name] = _free(parameter.name, given.array, value)
-    return Arguments(constants, found, free, wrap)
+    return Arguments(constants, found, free, wrap, is_as_given)
+
+
+def _is_as_given(parameter: Parameter, value: object, array: Array) -> bool:
+    """Whether the array is the value's memory, neither converted nor copied; numbers are converted in every call."""
+    if type(value) in (bool, int, float):
+        return True
+    if isinstance(value, np.ndarray):
+        return (array.dtype, array.strides, array.ctypes.data) == (value.dtype, value.strides, value.ctypes.data)
+    return parameter.kind != "scalar" and array.base is not None
 
 
 def refuse_device_arrays(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -206,32 +223,50 @@ def frozen(value: object, around: frozenset[int] = frozenset()) -> Hashable:
 
     around: identities of the objects that hold this one; an object inside itself is its identity alone
     """
+    inside = around | {id(value)}
     match value:
         case float():
-            return float, value.hex()
-        case list() | tuple():
-            return type(value), tuple(frozen(item, around) for item in value)
-        case dict():
-            return dict, tuple((frozen(key, around), frozen(item, around)) for key, item in value.items())
-        case set() | frozenset():
-            return type(value), frozenset(frozen(item, around) for item in value)
-        case np.ndarray():
-            return np.ndarray, value.dtype.str, value.shape, value.tobytes()
+            return type(value), value.hex()
+        case np.generic() | np.ndarray():
+            return type(value), value.dtype.str, value.shape, value.tobytes()
+        case memoryview():
+            return memoryview, value.format, value.shape, value.tobytes()
         case type() | ModuleType() | FunctionType() | BuiltinFunctionType():
             return type(value), value
+        case MethodType():
+            return MethodType, value.__func__, frozen(value.__self__, around)
+        case partial():
+            return partial, frozen((value.func, value.args, value.keywords), around)
+        case _ if id(value) in around:
+            return type(value), _Identity(value)
+        case dict():
+            content: Hashable = tuple((frozen(key, inside), frozen(item, inside)) for key, item in value.items())
+            return type(value), content, _frozen_state(value, inside)
+        case set() | frozenset():
+            return type(value), frozenset(frozen(item, inside) for item in value), _frozen_state(value, inside)
+        case list() | tuple() | deque() | packed() | bytearray():
+            return type(value), tuple(frozen(item, inside) for item in value), _frozen_state(value, inside)
         case _ if type(value).__hash__ in (None, object.__hash__) or is_dataclass(value):
-            inside = around | {id(value)}
-            state = {} if id(value) in around else _state(value)
-            return type(value), _Identity(value), tuple((name, frozen(part, inside)) for name, part in state.items())
+            return type(value), _Identity(value), _frozen_state(value, inside)
         case _:
             return type(value), _hashable(value)
 
 
-def _state(value: object) -> dict[str, object]:
-    """The attributes that an object has now, in `__dict__` and in slots."""
+def _frozen_state(value: object, around: frozenset[int]) -> Hashable:
+    """The attributes that an object has now: its class's, in slots, and in `__dict__`."""
+    found: dict[str, object] = {}
+    for owner in reversed(type(value).__mro__):
+        if owner.__module__ != "builtins":
+            found.update((name, part) for name, part in vars(owner).items() if _is_data(name, part))
     slots = (slot for owner in type(value).__mro__ for slot in _slots(owner))
-    found = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
-    return {**found, **getattr(value, "__dict__", {})}
+    found.update((slot, getattr(value, slot)) for slot in slots if hasattr(value, slot))
+    found.update(getattr(value, "__dict__", {}))
+    return tuple((name, frozen(part, around)) for name, part in found.items())
+
+
+def _is_data(name: str, part: object) -> bool:
+    """Whether an attribute of a class is a value, and neither a method nor what makes other attributes."""
+    return not name.startswith("__") and not callable(part) and not hasattr(type(part), "__get__")
 
 
 def _slots(owner: type) -> tuple[str, ...]:
@@ -243,7 +278,7 @@ def _slots(owner: type) -> tuple[str, ...]:
 def _hashable(value: object) -> Hashable:
     try:
         hash(value)
-    except TypeError:
+    except (TypeError, ValueError):
         return _Identity(value)
     return value
 

@@ -290,7 +290,7 @@ def scalar(value: Any, dtype: DType, name: str) -> Array:
             facts={"argument": name, "dtype": str(array.dtype), "expected": dtype.name},
         )
     try:
-        return np.array(array.item(), dtype.numpy)
+        return np.array(float(array.item()) if dtype.is_float else array.item(), dtype.numpy)
     except OverflowError:
         raise _too_wide(name, value, dtype) from None
 

@@ -42,13 +42,15 @@ class Glance:
         inputs: list[Array] = []
         for value, (kind, dtype) in zip(values, self._parameters):
             if type(value) is np.ndarray and kind != "constant":
+                if kind == "scalar" and (dtype is None or value.dtype != dtype.numpy):
+                    return None
                 key.append((value.dtype, value.shape, value.strides))
                 inputs.append(value)
             elif kind == "scalar" and type(value) in _NUMBERS:
                 assert dtype is not None, "a scalar parameter has a dtype"
                 try:
                     inputs.append(np.array(value, dtype.numpy))
-                except (OverflowError, ValueError):  # NaN for an integer is the latter
+                except (OverflowError, TypeError, ValueError):  # too large, so for bf16, and NaN for an integer
                     return None
                 key.append(type(value))
             elif kind == "constant" and type(value) in _CONSTANTS:
