@@ -92,7 +92,7 @@ def test_run_time_scalars_are_strong_and_python_numbers_given_to_unannotated_par
         return y, z
 
     assert dtypes(op, {"b": (f64, 0)}) == {"y": "f32", "z": "f64"}
-    assert dtypes(op, {"b": (f64, 0, (), True)}) == {"y": "f32", "z": "f16"}
+    assert dtypes(op, {"b": (f64, 0, (), True, None)}) == {"y": "f32", "z": "f16"}
 
 
 def test_sizes_are_weak_as_python_integers_and_indices_strong_as_arange() -> None:
