@@ -55,7 +55,7 @@ def rates_from_json(data: Mapping[str, object]) -> Rates:
     """The rates that `as_json` wrote. Raises `ValueError` or `TypeError` for anything else."""
     numbers = {name: float(str(value)) for name, value in data.items()}
     if not all(1e-9 < value < 1e9 for value in numbers.values()):
-        raise ValueError("a rate is that of no machine")
+        raise ValueError("a rate is not positive, or beyond any machine's")
     return Rates(**{**numbers, "cores": int(numbers.get("cores", 1))})  # type: ignore[arg-type]  # cores is the int
 
 

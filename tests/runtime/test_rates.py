@@ -32,6 +32,9 @@ def test_rates_survive_text(measured: Rates) -> None:
     assert rates_from_json(measured.as_json()) == measured
     with pytest.raises(ValueError, match="not positive"):
         rates_from_json({**measured.as_json(), "l1": 0.0})
+    for extreme in (1.7e308, 5e-324):
+        with pytest.raises(ValueError, match="beyond any machine's"):
+            rates_from_json({**measured.as_json(), "dispatch_us": extreme})
     with pytest.raises(TypeError):
         rates_from_json({"l1": 1.0})
 
