@@ -12,7 +12,7 @@ import pytest
 
 import polyopt as po
 from polyopt import export, f16, f32, f64, i32
-from polyopt.codegen_c.c_source import identifier
+from polyopt.codegen_c.identifiers import identifier
 
 needs_compiler = pytest.mark.skipif(export.c_compiler() is None, reason="there is no C compiler")
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from polyopt.codegen_c import abi
-from polyopt.codegen_c.c_source import symbol_of
 from polyopt.codegen_c.emit import LlvmModule
+from polyopt.codegen_c.identifiers import symbol_of
 from polyopt.codegen_c.workspace import calculated
 from polyopt.dsl.ir import Const, Op, Var
 from polyopt.loops.ir import Expr, For, LoopProgram, integer, walk

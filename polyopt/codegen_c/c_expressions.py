@@ -8,6 +8,7 @@ from typing import assert_never
 
 from polyopt.classes import dataclass
 from polyopt.codegen_c.c_helpers import helper_name, stored_type, value_type
+from polyopt.codegen_c.identifiers import Identifiers
 from polyopt.codegen_c.workspace import byte_strides, calculated
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
@@ -51,8 +52,7 @@ class Text:
 class CExpressions:
     """Prints expressions; knows the buffers and the C names of things."""
 
-    def __init__(self, names: Mapping[str, str], buffers: Mapping[str, Buffer]) -> None:
-        """names: the C identifier of each buffer, size and loop variable"""
+    def __init__(self, names: Identifiers, buffers: Mapping[str, Buffer]) -> None:
         self._names = names
         self._buffers = buffers
 
@@ -64,7 +64,7 @@ class CExpressions:
             case Const():
                 return constant(expr)
             case Var(name):
-                return Text(self._names.get(name, name))
+                return Text(self._names.variables.get(name, name))
             case Cast(arg):
                 return cast(self.value(arg), arg.dtype, expr.dtype)
             case Load():
@@ -102,13 +102,15 @@ class CExpressions:
         """The stored element as an lvalue, or its load by address where it may not be aligned."""
         buffer = self._buffers[name]
         if is_typed(buffer):
-            return Text(f"{self._names[name]}[{self.text(self._offset(buffer, indices, buffer.dtype.itemsize))}]")
+            return Text(
+                f"{self._names.arrays[name]}[{self.text(self._offset(buffer, indices, buffer.dtype.itemsize))}]"
+            )
         return Text(f"{helper_name('load', buffer.dtype)}({self.address(name, indices, 'const char *')})")
 
     def address(self, name: str, indices: tuple[Expr, ...], kind: str) -> str:
         """The address of an element, as a pointer of `kind` to bytes."""
         offset = self.value(self._offset(self._buffers[name], indices, 1))
-        return f"({kind}){self._names[name]} + {offset.within(_SUM)}"
+        return f"({kind}){self._names.arrays[name]} + {offset.within(_SUM)}"
 
     def _offset(self, buffer: Buffer, indices: tuple[Expr, ...], unit: int) -> Expr:
         total: Expr = integer(0)

@@ -9,7 +9,6 @@ printed with OpenMP. Loops that may run in parallel or in vector lanes say so in
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import assert_never
 
@@ -17,6 +16,7 @@ from polyopt.codegen_c import c_helpers
 from polyopt.codegen_c.c_expressions import CExpressions, cast, from_stored, is_typed, pointer_type, to_stored
 from polyopt.codegen_c.c_helpers import helper_name, stored_type, value_type
 from polyopt.codegen_c.expressions import combine_of
+from polyopt.codegen_c.identifiers import identifiers, symbol_of
 from polyopt.codegen_c.workspace import size_bytes
 from polyopt.dsl.ir import Reducer
 from polyopt.loops.ir import (
@@ -31,33 +31,9 @@ from polyopt.loops.ir import (
     expr_children,
     walk,
 )
+from polyopt.names import unused
 
 _INDENT = "    "
-_RESERVED = """
-auto bool break case char const continue default do double else enum extern false float for goto if inline int long
-register restrict return short signed sizeof static struct switch true typedef union unsigned void volatile while
-abs calloc cos div erf error exp fma fmod free gamma index isinf isnan j0 j1 jn log malloc memcpy pow rint sin sqrt
-tan y0 y1 yn I NAN INFINITY NULL HUGE_VAL EXIT_SUCCESS EXIT_FAILURE RAND_MAX MB_CUR_MAX SIZE_MAX PTRDIFF_MIN PTRDIFF_MAX
-INT8_MIN INT16_MIN INT32_MIN INT64_MIN INT8_MAX INT16_MAX INT32_MAX INT64_MAX UINT8_MAX UINT16_MAX UINT32_MAX UINT64_MAX
-INTPTR_MIN INTPTR_MAX UINTPTR_MAX INTMAX_MIN INTMAX_MAX UINTMAX_MAX WCHAR_MIN WCHAR_MAX SIG_ATOMIC_MIN SIG_ATOMIC_MAX
-FP_NAN FP_INFINITE FP_ZERO FP_SUBNORMAL FP_NORMAL M_PI M_E math_errhandling
-"""
-"""Names that an argument or loop must not take: C's own, the library's, and this printer's."""
-_EXTERNAL = """
-acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cosh erfc exp2 expm1 fabs fdim floor fmax fmin frexp hypot
-ilogb ldexp lgamma llrint llround log10 log1p log2 logb lrint lround modf nan nearbyint nextafter nexttoward remainder
-remquo round scalbln scalbn sinh tanh tgamma trunc fpclassify isfinite isgreater isless isnormal isunordered signbit
-abort atexit atof atoi atol atoll bsearch exit getenv labs ldiv llabs lldiv mblen mbtowc qsort rand realloc srand
-strtod strtof strtol strtoul system wctomb memchr memcmp memmove memset strcat strchr strcmp strcoll strcpy strcspn
-strerror strlen strncat strncmp strncpy strpbrk strrchr strspn strstr strtok strxfrm index rindex random main
-drem exp10 gamma_r pow10 scalb significand clearenv mktemp putenv setenv select
-"""
-"""More names that a function must not take: the external ones of the headers that the text includes, and `main`."""
-
-
-def reserved() -> frozenset[str]:
-    """Names that an argument, a loop or a function must not take in C or with C's library."""
-    return frozenset(_RESERVED.split()) | frozenset(_EXTERNAL.split())
 
 
 def as_c(program: LoopProgram, *, openmp: bool = False) -> str:
@@ -66,13 +42,6 @@ def as_c(program: LoopProgram, *, openmp: bool = False) -> str:
     openmp: put `#pragma omp parallel for` on parallel loops, for compilers with OpenMP
     """
     return _Printer(program, openmp).file()
-
-
-def symbol_of(program: LoopProgram) -> str:
-    """The name of the C function."""
-    name = identifier(program.name)
-    taken = {*_RESERVED.split(), *_EXTERNAL.split()}
-    return f"{name}_" if name in taken or name.removesuffix("f") in taken or name.removesuffix("l") in taken else name
 
 
 def as_c_header(program: LoopProgram, *, conditions: Sequence[str] = ()) -> str:
@@ -113,23 +82,11 @@ class _Printer:
         self._openmp = openmp
         self._allocated = [inner.buffer for inner in walk(program.body) if isinstance(inner, Alloc)]
         self._buffers = {b.name: b for b in (*program.arguments, *program.workspace, *self._allocated)}
-        self._names = self._c_names()
+        self.symbol = symbol_of(program)
+        self._names = identifiers(program, {self.symbol})
         self._x = CExpressions(self._names, self._buffers)
         self._reducers: list[Reducer] = []
         self._written = {inner.buffer for inner in walk(program.body) if isinstance(inner, Store)}
-        self.symbol = symbol_of(program)
-
-    def _c_names(self) -> dict[str, str]:
-        loops = [inner.var for inner in walk(self._program.body) if isinstance(inner, For)]
-        names: dict[str, str] = {}
-        taken = set(_RESERVED.split()) | {symbol_of(self._program)}
-        for name in dict.fromkeys([*self._buffers, *self._program.sizes, *loops]):
-            candidate = identifier(name)
-            while candidate in taken:
-                candidate += "_"
-            taken.add(candidate)
-            names[name] = candidate
-        return names
 
     # --- the file ------------------------------------------------------------------------------------------
 
@@ -148,7 +105,7 @@ class _Printer:
             shape = "".join(f"[{self._x.text(extent)}]" for extent in buffer.callers_shape) or " (one element)"
             role = "result" if buffer.name in self._program.written else "input"
             layout = ", strided" if buffer.strides is not None else ""
-            lines.append(f"   {self._names[buffer.name]}: {role}, {buffer.dtype}{shape}{layout}")
+            lines.append(f"   {self._names.arrays[buffer.name]}: {role}, {buffer.dtype}{shape}{layout}")
         for number, site in enumerate(self._program.sites):
             lines.append(f"   check {number}: dimension {site.dimension} of {site.array}")
         lines.extend(f"   requires {condition}" for condition in conditions)
@@ -157,10 +114,10 @@ class _Printer:
 
     def signature(self) -> str:
         parameters = [
-            f"{pointer_type(b.dtype, is_written=b.name in self._written)}{self._names[b.name]}"
+            f"{pointer_type(b.dtype, is_written=b.name in self._written)}{self._names.arrays[b.name]}"
             for b in self._program.arguments
         ]
-        parameters += [f"int64_t {self._names[size]}" for size in self._program.sizes]
+        parameters += [f"int64_t {self._names.variables[size]}" for size in self._program.sizes]
         return f"int64_t {self.symbol}({', '.join(parameters) or 'void'})"
 
     def _combine_function(self, reducer: Reducer) -> str:
@@ -171,7 +128,7 @@ class _Printer:
     def _combine_name(self, reducer: Reducer) -> str:
         if reducer not in self._reducers:
             self._reducers.append(reducer)
-        return f"combine_{self._reducers.index(reducer)}"
+        return unused(f"combine_{self._reducers.index(reducer)}", self._names)
 
     def _function_body(self) -> list[str]:
         lines = ["int64_t error = 0;"]
@@ -180,15 +137,15 @@ class _Printer:
             lines.append(self._allocation(buffer))
         inner = list(self._statement(self._program.body))
         if workspace:
-            missing = " || ".join(f"!{self._names[buffer.name]}" for buffer in workspace)
+            missing = " || ".join(f"!{self._names.arrays[buffer.name]}" for buffer in workspace)
             inner = [f"if ({missing}) {{", f"{_INDENT}error = -1;", "} else {", *_indented(inner), "}"]
-            inner += [f"free({self._names[buffer.name]});" for buffer in workspace]
+            inner += [f"free({self._names.arrays[buffer.name]});" for buffer in workspace]
         return _indented([*lines, *inner, "return error;"])
 
     def _allocation(self, buffer: Buffer) -> str:
         kind = stored_type(buffer.dtype)
         size = self._x.text(size_bytes(buffer))
-        return f"{kind} *{self._names[buffer.name]} = malloc((size_t)({size}) + 64);"
+        return f"{kind} *{self._names.arrays[buffer.name]} = malloc((size_t)({size}) + 64);"
 
     # --- statements ----------------------------------------------------------------------------------------
 
@@ -214,7 +171,7 @@ class _Printer:
                 assert_never(statement)
 
     def _loop(self, loop: For) -> Iterator[str]:
-        var = self._names[loop.var]
+        var = self._names.variables[loop.var]
         lower, upper = self._x.text(loop.lower), self._x.text(loop.upper)
         step = f"{var}++" if loop.step == 1 else f"{var} += {loop.step}"
         notes = [note for note in ("" if loop.kind == "serial" else loop.kind, loop.axis) if note and note != loop.var]
@@ -226,7 +183,7 @@ class _Printer:
         yield "}"
 
     def _alloc(self, buffer: Buffer, body: Stmt) -> Iterator[str]:
-        name = self._names[buffer.name]
+        name = self._names.arrays[buffer.name]
         yield "{"
         if buffer.space == "local":
             count = 1
@@ -269,12 +226,6 @@ class _Printer:
 
 
 _UPDATE = {"sum": "+=", "prod": "*="}
-
-
-def identifier(name: str) -> str:
-    """A C identifier that resembles the name."""
-    text = re.sub(r"\W", "_", name, flags=re.ASCII)
-    return f"_{text}" if not text or text[0].isdigit() else text
 
 
 def _indented(lines: Iterator[str] | list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from polyopt.classes import dataclass
-from polyopt.codegen_c.c_source import identifier, reserved, symbol_of
+from polyopt.codegen_c.identifiers import external, identifiers, symbol_of
 from polyopt.codegen_cuda.expressions import helpers, in_cuda
 from polyopt.codegen_cuda.kernel import KernelPrinter
 from polyopt.codegen_cuda.partition import has_grid
@@ -80,26 +80,18 @@ class _Writer:
     most_shared: int
     kernels: list[CudaKernel] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    reductions: Reductions = field(default_factory=Reductions)
     given: dict[str, int] = field(default_factory=dict)
     names: Names = field(init=False)
+    reductions: Reductions = field(init=False)
     symbol: str = field(init=False)
 
     def __post_init__(self) -> None:
         program = self.program
         allocated = [inner.buffer for inner in walk(program.body) if isinstance(inner, Alloc)]
         buffers = {b.name: b for b in (*program.arguments, *program.workspace, *allocated)}
-        loops = [inner.var for inner in walk(program.body) if isinstance(inner, For)]
         self.symbol = symbol_of(program)
-        taken = reserved() | _TAKEN
-        names: dict[str, str] = {}
-        for name in dict.fromkeys([*buffers, *program.sizes, *loops]):
-            candidate = identifier(name)
-            while candidate in taken or candidate.startswith("po_"):
-                candidate += "_" if not candidate.startswith("po_") else ""
-                candidate = f"v{candidate}" if candidate.startswith("po_") else candidate
-            taken = taken | {candidate}
-            names[name] = candidate
+        names = identifiers(program, external() | _TAKEN)
+        self.reductions = Reductions(names)
         pointers = tuple(buffer.name for buffer in (*program.arguments, *program.workspace))
         self.names = Names(names, buffers, pointers, program.sizes)
 
@@ -139,7 +131,7 @@ class _Writer:
 
     def launch(self, statement: Stmt) -> Launch:
         name = f"{self.symbol}_{len(self.kernels)}"
-        while name in self.names.names.values():
+        while name in self.names.names:
             name += "_"
         printer = KernelPrinter(name, statement, self.names, self.reductions, self.given, self.most_shared)
         kernel, text = printer.kernel()

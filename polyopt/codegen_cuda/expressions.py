@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from polyopt.codegen_c import c_helpers
 from polyopt.codegen_c.c_expressions import CExpressions, Text, is_index, simple_product, simple_sum
+from polyopt.codegen_c.identifiers import Identifiers
 from polyopt.codegen_cuda.instructions import INSTRUCTIONS
 from polyopt.codegen_cuda.intervals import Interval, as_number, interval
 from polyopt.codegen_cuda.source import RECORD
@@ -41,7 +42,7 @@ class CudaExpressions(CExpressions):
     named:  index expressions that have a name in the text
     """
 
-    def __init__(self, names: Mapping[str, str], buffers: Mapping[str, Buffer]) -> None:
+    def __init__(self, names: Identifiers, buffers: Mapping[str, Buffer]) -> None:
         super().__init__(names, buffers)
         self.ranges: dict[str, Interval] = {}
         self.named: dict[Expr, str] = {}
@@ -101,7 +102,7 @@ class CudaExpressions(CExpressions):
         outside = self._offset(buffer, (*indices[:-2], *nowhere[-2:]), item)
         inside = self.text(self._offset(buffer, (*nowhere[:-2], *indices[-2:]), item))
         before = "" if outside == integer(0) else f"{self.value(outside).within(_SUM)} + "
-        return Text(f"{self._names[name]}[{before}po_swizzled<{item}>({inside})]")
+        return Text(f"{self._names.arrays[name]}[{before}po_swizzled<{item}>({inside})]")
 
 
 def in_cuda(text: str) -> str:

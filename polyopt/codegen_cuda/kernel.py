@@ -89,7 +89,7 @@ class KernelPrinter(WarpPrinter):
         written = {s.buffer for s in walk(self._body) if isinstance(s, Store)}
         parameters = [pointer(self._shared, b, is_written=b in written) for b in pointers if b != RECORD]
         parameters += [f"int64_t *{RECORD}"] if RECORD in pointers else []
-        parameters += [f"int64_t {self._shared.names[value]}" for value in values]
+        parameters += [f"int64_t {self._shared.names.variables[value]}" for value in values]
         lines = [
             f"PO_KERNEL void __launch_bounds__({self.threads}) {self._name}({', '.join(parameters)})",
             "{",
@@ -156,7 +156,7 @@ class KernelPrinter(WarpPrinter):
         yield "}"
 
     def _alloc(self, buffer: Buffer, body: Stmt, depth: int) -> Iterator[str]:
-        name = self._shared.names[buffer.name]
+        name = self._shared.names.arrays[buffer.name]
         count = prod(as_number(extent) or 0 for extent in buffer.shape)
         if is_replicable(buffer, body):
             self._private.add(buffer.name)
@@ -388,5 +388,5 @@ class KernelPrinter(WarpPrinter):
     def _fresh_register(self, store: Store) -> str:
         """A name for a sum that neither an array nor a loop has, and neither do those that are made of it."""
         self._registers += 1
-        name = f"{self._shared.names[store.buffer]}_sum_{self._registers}"
+        name = f"{self._shared.names.arrays[store.buffer]}_sum_{self._registers}"
         return self._unused(name, "", "_any", "_parts")

@@ -195,4 +195,4 @@ def _loaded(expr: Expr) -> Iterator[str]:
 
 def pointer(shared: Names, name: str, *, is_written: bool) -> str:
     kind = stored_type(shared.buffers[name].dtype)
-    return f"{'' if is_written else 'const '}{kind} *__restrict__ {shared.names[name]}"
+    return f"{'' if is_written else 'const '}{kind} *__restrict__ {shared.names.arrays[name]}"

@@ -6,7 +6,7 @@ warps then exchange one value each through shared memory. The order depends on t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import field
 
 from polyopt.classes import dataclass
@@ -16,13 +16,18 @@ from polyopt.codegen_c.expressions import combine_of, neutral_number
 from polyopt.codegen_cuda.expressions import CudaExpressions
 from polyopt.dsl.ir import Const, Reducer
 from polyopt.errors import ScheduleError
+from polyopt.names import unused
 from polyopt.target import WARP
 
 
 @dataclass(slots=True)
 class Reductions:
-    """The functions that a program's kernels need. functions: name and text, in order of need"""
+    """The functions that a program's kernels need.
 
+    names: of what else the text has; functions: name and text, in order of need
+    """
+
+    names: Container[str]
     functions: dict[str, str] = field(default_factory=dict)
     reducers: list[Reducer] = field(default_factory=list)
 
@@ -32,7 +37,8 @@ class Reductions:
         def function(reducer: Reducer) -> str:
             if reducer not in self.reducers:
                 self.reducers.append(reducer)
-            name, kind = f"combine_{self.reducers.index(reducer)}", value_type(reducer.dtype)
+            name = unused(f"combine_{self.reducers.index(reducer)}", self.names)
+            kind = value_type(reducer.dtype)
             text = x.text(combine_of(reducer))
             self.functions.setdefault(
                 name, f"static PO_DEVICE {kind} {name}({kind} a, {kind} b)\n{{\n    return {text};\n}}\n"
@@ -43,7 +49,7 @@ class Reductions:
 
     def over_warp(self, reducer: Reducer, x: CudaExpressions) -> str:
         """The function `T f(T value)` for the lanes of a warp."""
-        name = f"{reducer.name}_of_warp_{reducer.dtype}"
+        name = unused(f"{reducer.name}_of_warp_{reducer.dtype}", self.names)
         kind = value_type(reducer.dtype)
         wide = kind if reducer.dtype.bits >= 32 or reducer.dtype.is_float else "int"
         received = "po_shfl_xor(value, step)" if wide == kind else f"({kind})po_shfl_xor((int)value, step)"
@@ -60,7 +66,7 @@ class Reductions:
     def over_block(self, reducer: Reducer, threads: int, x: CudaExpressions) -> str:
         """The function `T f(T value, T *parts, int thread)` for a block's threads; `parts` has one place a warp."""
         warp, warps = self.over_warp(reducer, x), threads // WARP
-        name = f"{reducer.name}_of_{threads}_{reducer.dtype}"
+        name = unused(f"{reducer.name}_of_{threads}_{reducer.dtype}", self.names)
         kind = value_type(reducer.dtype)
         own = f"thread % {WARP}"
         part = f"parts[{own}]" if warps == WARP else f"{own} < {warps} ? parts[{own}] : {neutral_text(reducer, x)}"

@@ -107,7 +107,7 @@ class SharedPrinter(LaunchPrinter):
         extents = [as_number(extent) or 0 for extent in buffer.shape]
         size = extents[0] * row if row is not None else prod(extents) * buffer.dtype.itemsize
         item = buffer.dtype.itemsize
-        self._declare_shared(stored_type(buffer.dtype), self._shared.names[buffer.name], size // item, item)
+        self._declare_shared(stored_type(buffer.dtype), self._shared.names.arrays[buffer.name], size // item, item)
 
     def _together(self, loops: Sequence[For]) -> Iterator[str]:
         """Copies to shared memory: no thread reads what another one has not written, or writes what one still reads."""

@@ -10,6 +10,7 @@ from typing import assert_never
 from polyopt.classes import dataclass
 from polyopt.codegen_c.c_expressions import Text, cast, from_stored, is_typed, to_stored
 from polyopt.codegen_c.c_helpers import helper_name, stored_type
+from polyopt.codegen_c.identifiers import Identifiers
 from polyopt.codegen_cuda.expressions import CudaExpressions
 from polyopt.codegen_cuda.intervals import as_number
 from polyopt.codegen_cuda.reductions import Reductions
@@ -33,12 +34,12 @@ _UPDATE = {"sum": "+=", "prod": "*="}
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a program's kernels share. names: the C identifier of each buffer, size and loop variable
+    """What a program's kernels share.
 
     buffers: by name; of those that each thread has, of one name in several places, the one whose body is printed
     """
 
-    names: dict[str, str]
+    names: Identifiers
     buffers: dict[str, Buffer]
     parameters: tuple[str, ...]
     sizes: tuple[str, ...]
@@ -157,7 +158,7 @@ class ThreadPrinter:
 
     def _declared(self, buffer: Buffer, count: int, body: Iterator[str]) -> Iterator[str]:
         """`body` with a buffer of each thread; one element is a scalar."""
-        name, kind = self._shared.names[buffer.name], stored_type(buffer.dtype)
+        name, kind = self._shared.names.arrays[buffer.name], stored_type(buffer.dtype)
         self._own.add(buffer.name)
         self._shared.buffers[buffer.name] = buffer
         self._x.place.pop(buffer.name, None)
@@ -213,12 +214,12 @@ class ThreadPrinter:
 
     def _unused(self, name: str, *endings: str) -> str:
         """The name, or a longer one, such that with none of the endings it names an array, a size or a loop."""
-        while {f"{name}{ending}" for ending in endings} & set(self._shared.names.values()):
+        while any(f"{name}{ending}" in self._shared.names for ending in endings):
             name += "_"
         return name
 
     def _var(self, loop: For) -> str:
-        return self._shared.names[loop.var]
+        return self._shared.names.variables[loop.var]
 
 
 def _is_shared(statement: Stmt) -> bool:

@@ -26,7 +26,7 @@ class VectorPrinter(ThreadPrinter):
     """
 
     def __init__(self, shared: Names, reductions: Reductions) -> None:
-        names = Names(dict(shared.names), dict(shared.buffers), shared.parameters, shared.sizes)
+        names = Names(shared.names.copy(), dict(shared.buffers), shared.parameters, shared.sizes)
         super().__init__(names, reductions)
         self._vectors = 1
         self._flying: set[str] = set()
@@ -117,12 +117,12 @@ class VectorPrinter(ThreadPrinter):
 
     def _vector(self, buffer: str, width: int) -> str:
         """A new vector of a buffer's elements."""
-        base = f"{self._shared.names[buffer]}_v{width}"
-        name, taken = base, {*self._shared.names.values(), *self._shared.names}
-        while name in taken:
+        base = f"{self._shared.names.arrays[buffer]}_v{width}"
+        name = base
+        while name in self._shared.names or name in self._shared.buffers:
             self._vectors += 1
             name = f"{base}_{self._vectors}"
-        self._shared.names[name] = name
+        self._shared.names.arrays[name] = name
         dtype = self._shared.buffers[buffer].dtype
         self._shared.buffers[name] = Buffer(name, dtype, (integer(width),), "local")
         self._own.add(name)

@@ -67,7 +67,7 @@ class WarpPrinter(SharedPrinter):
         self._has_exchange = any(isinstance(s, For) and s.kind == "exchange" for s in walk(self._body))
         if self._has_products:
             self._lane_name = self._unused("lane", "")
-            self._shared.names[self._lane_name] = self._lane_name
+            self._shared.names.variables[self._lane_name] = self._lane_name
             self._x.ranges[self._lane_name] = integer(0), integer(31)
             lines.append(f"const int {self._lane_name} = threadIdx.x % 32;")
         return lines
@@ -76,7 +76,7 @@ class WarpPrinter(SharedPrinter):
         """One instruction per tile of the warp."""
         store, left, right, one = self._product(loop)
         fragments = [
-            self._unused(f"{self._shared.names[side.load.buffer].removesuffix('_tile')}_own", "")
+            self._unused(f"{self._shared.names.arrays[side.load.buffer].removesuffix('_tile')}_own", "")
             for side in (left, right)
         ]
         per_row = 2 // one.row_width
@@ -181,7 +181,7 @@ class WarpPrinter(SharedPrinter):
         """The instructions, one for each pair of fragments: two for each group of columns."""
         assert right.lane is not None
         half = self._unused("half", "")
-        self._x.ranges[half], self._shared.names[half] = (integer(0), integer(1)), half
+        self._x.ranges[half], self._shared.names.variables[half] = (integer(0), integer(1)), half
         width = 2 // one.row_width
         first: dict[str, Expr] = {} if left.lane is None else {left.lane.var: integer(0)}
         if one.is_of_bytes:

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from polyopt.codegen_c.c_source import as_c, symbol_of
+from polyopt.codegen_c.c_source import as_c
 from polyopt.codegen_c.emit import LlvmModule, emit
+from polyopt.codegen_c.identifiers import symbol_of
 from polyopt.dsl.ir import Const, Op, Reducer, Var
 from polyopt.dtypes import DType, f32, from_numpy, i64
 from polyopt.loops.ir import (

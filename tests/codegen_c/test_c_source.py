@@ -139,6 +139,14 @@ def test_names_that_mean_something_in_c(tmp_path: Path) -> None:
     np.testing.assert_array_equal(y, x)
 
 
+def test_an_array_a_size_and_a_loop_of_one_name(tmp_path: Path) -> None:
+    x, y = numbers(5), np.zeros(5, np.float32)
+    body = loop("x", N, store("N", [index_var("x")], load("x", index_var("x"))))
+    arguments = Buffer("x", f32, (N,), "argument"), Buffer("N", f32, (N,), "argument")
+    run_c(body, {"x": x, "N": y}, tmp_path, size_values=(5,), sizes=("N",), arguments=arguments)
+    np.testing.assert_array_equal(y, x)
+
+
 def test_extreme_constants(tmp_path: Path) -> None:
     numbers_ = [np.inf, -np.inf, np.nan, 5e-324, 1.7976931348623157e308, -0.0, 0.1]
     y = np.ones(len(numbers_))

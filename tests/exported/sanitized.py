@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from polyopt import reference
 from polyopt.api import Op
-from polyopt.codegen_c.c_source import symbol_of
+from polyopt.codegen_c.identifiers import symbol_of
 from polyopt.pipeline import Lowering
 from polyopt.reference.compare import difference
 from polyopt.testing.check import sizes_of
