@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyopt.classes import dataclass
 from polyopt.errors import DTypeError
 
+Array = NDArray[Any]
 Kind = Literal["b", "i", "u", "f"]
 
 
@@ -137,6 +139,30 @@ def promote(left: DType, right: DType) -> DType:
             return f32
         return promote(f32 if other.is_integer and other.bits <= 16 else f64 if other.is_integer else other, other)
     return from_numpy(np.promote_types(left.numpy, right.numpy))
+
+
+def converted(values: Array, dtype: DType) -> Array:
+    """The values in another dtype, as `numpy.ndarray.astype` where that says what they are.
+
+    A float is truncated to an integer. One that does not fit, NaN and infinities among them, gives the lowest number of
+    32 bits, or of 64 for i64, u32 and u64, as x86's conversions do, of which narrower dtypes keep the low bits. NumPy
+    leaves that to the processor and to how far an array reaches.
+    """
+    if not dtype.is_integer or values.dtype.kind in "biu":
+        return values.astype(dtype.numpy, copy=False)
+    numbers = values.astype(np.float64)
+    wide = np.int64 if dtype.bits == 64 or dtype.name == "u32" else np.int32
+    if dtype.name != "u64":
+        return _truncated(numbers, wide).astype(dtype.numpy)
+    above = _truncated(numbers - 2.0**63, wide) ^ np.int64(-(2**63))
+    return np.where(numbers >= 2.0**63, above, _truncated(numbers, wide)).astype(dtype.numpy)
+
+
+def _truncated(numbers: Array, wide: type[np.int32] | type[np.int64]) -> Array:
+    """Numbers without what follows the point; the lowest of `wide` where they do not fit."""
+    limit = 2.0 ** (8 * np.dtype(wide).itemsize - 1)
+    fits = (numbers >= -limit) & (numbers < limit)
+    return np.where(fits, np.where(fits, numbers, 0).astype(wide), np.iinfo(wide).min)
 
 
 def accumulator(dtype: DType) -> DType:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+import polyopt as po
 from polyopt.dsl.affine import Compare, axis, constant, size
 from polyopt.dsl.ir import (
     Axis,
@@ -26,12 +27,14 @@ from polyopt.dsl.ir import (
     Where,
     Wrap,
 )
-from polyopt.dtypes import bool_, f16, f32, f64, i8, i32, i64, u8
+from polyopt.dtypes import bool_, f16, f32, f64, i8, i32, i64, u8, u32, u64
 from polyopt.errors import ArgumentError, BoundsError, DefinitionError, ShapeError
 from polyopt.reference import evaluate
+from polyopt.reference.arithmetic import Arithmetic
 from tests.equations import adding, at, ax, less, num, op, plain, program, rd, summing, tensor
 
 RNG = np.random.default_rng(0)
+N = po.size("N")
 
 
 def matmul(m, n, k):
@@ -568,3 +571,31 @@ def test_two_definitions_inside_a_recurrence_are_named():
 
 def test_subscripts_helper_accepts_every_form():
     assert at("i") == axis("i") and at(3) == constant(3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (i8, [0, 0, 0, 44, -3, 0]),
+        (u8, [0, 0, 0, 44, 253, 0]),
+        (i32, [-(2**31), -(2**31), -(2**31), 300, -3, -(2**31)]),
+        (u32, [0, 0, 0, 300, 2**32 - 3, 0]),
+        (i64, [-(2**63), -(2**63), -(2**63), 300, -3, -(2**63)]),
+        (u64, [2**63, 0, 2**63, 300, 2**64 - 3, 2**63]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("repeats", [1, 7])
+def test_floats_that_an_integer_does_not_hold(dtype, expected, repeats):
+    """NumPy gives one number in its vector loop and another one behind it."""
+    values = np.array([np.nan, np.inf, -np.inf, 300.7, -3.7, -1e30] * repeats, np.float32)
+    assert_array_equal(Arithmetic("strict", {}).cast(values, dtype), np.array(expected * repeats, dtype.numpy))
+
+    @po.op
+    def converted(x: po.f32[N]):
+        y, i = po.tensor("y"), po.index("i")
+        y[i] = po.cast(x[i], dtype)
+        return y
+
+    assert_array_equal(converted(values), np.array(expected * repeats, dtype.numpy))
+    assert_array_equal(converted.reference(values), np.array(expected * repeats, dtype.numpy))

@@ -26,7 +26,7 @@ from polyopt.dtypes import DType, bf16, f16, f64
 
 
 def cast(f: Function, value: Value, source: DType, target: DType) -> Value:
-    """NumPy's astype."""
+    """What `dtypes.converted` gives."""
     if source == target:
         return value
     if value.constant is not None and not source.is_float and not target.is_float and not target.is_bool:

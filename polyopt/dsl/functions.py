@@ -181,7 +181,11 @@ def _gelu_tanh(x: Any) -> Any:
 
 
 def cast(x: object, dtype: object) -> Any:
-    """The value converted, as `numpy.ndarray.astype`."""
+    """The value converted, as `numpy.ndarray.astype`.
+
+    A float that an integer cannot hold, NaN among them, gives the same number on every machine, and no error: the
+    lowest of 32 bits, or of 64 for i64, u32 and u64, of which narrower dtypes keep the low bits. NumPy leaves it open.
+    """
     wanted = as_dtype(dtype)
 
     def convert(value: Expr) -> Expr:

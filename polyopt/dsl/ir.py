@@ -78,7 +78,7 @@ class Op(Generic[Operand]):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Generic[Operand]):
-    """Conversion as NumPy's astype does it; also a loop program's."""
+    """Conversion as `dtypes.converted` does it; also a loop program's."""
 
     arg: Operand
     dtype: DType

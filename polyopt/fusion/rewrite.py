@@ -31,7 +31,7 @@ from polyopt.dsl.affine import (
     substitute,
 )
 from polyopt.dsl.builtins import BUILTINS
-from polyopt.dtypes import DType, bf16, f16, f32, i8, i32, u8
+from polyopt.dtypes import DType, bf16, converted, f16, f32, i8, i32, u8
 from polyopt.fusion import residues
 
 REPEATED_COST = 16
@@ -79,7 +79,7 @@ def fold(expr: ir.Expr) -> ir.Expr:
             return ir.Const(result.item(), dtype) if exact else expr
         case ir.Cast(ir.Const(value, source), dtype):
             with np.errstate(all="ignore"):
-                return ir.Const(np.asarray(value, source.numpy).astype(dtype.numpy).item(), dtype)
+                return ir.Const(converted(np.asarray(value, source.numpy), dtype).item(), dtype)
         case ir.Where(condition, then, otherwise):
             decided = _decided(condition)
             return expr if decided is None else then if decided else otherwise

@@ -1,4 +1,4 @@
-"""Arrays of small whole numbers in every memory layout that an argument can have."""
+"""Arrays of small whole numbers, or of rough ones, in every memory layout that an argument can have."""
 
 from __future__ import annotations
 
@@ -10,16 +10,50 @@ from numpy.typing import NDArray
 from polyopt.dtypes import from_name
 
 Array = NDArray[Any]
+Argument = Array | np.generic | int | float
 
 LAYOUTS = ("contiguous", "transposed", "strided", "negative", "broadcast", "offset")
 WRITABLE_LAYOUTS = tuple(layout for layout in LAYOUTS if layout != "broadcast")
 
 
-def draw(shape: tuple[int, ...], dtype: str, low: int, high: int, layout: str = "contiguous", *, seed: int) -> Array:
-    """An array of whole numbers in [low, high]."""
-    numbers = np.random.default_rng(seed).integers(low, high, shape, dtype=np.int64, endpoint=True)
+SCALARS = ("python", "numpy", "contiguous")
+"""What a scalar may be given as: a number of Python, one of NumPy, an array without dimensions."""
+
+
+def draw(
+    shape: tuple[int, ...],
+    dtype: str,
+    low: int,
+    high: int,
+    layout: str = "contiguous",
+    *,
+    seed: int,
+    rough: bool = False,
+) -> Any:
+    """An array of whole numbers in [low, high], or a scalar.
+
+    rough: floats with fractions, of every sign and size, NaN and infinities among them, whatever the range
+    """
+    generator = np.random.default_rng(seed)
     kept = from_name(dtype.rstrip("_")).numpy
-    return lay_out(np.asarray(numbers).astype(np.uint64 if dtype == "u64" else np.int64).astype(kept), layout)
+    if rough and dtype in ("f16", "bf16", "f32", "f64"):
+        with np.errstate(over="ignore"):
+            array = _rough(generator, shape).astype(kept)
+    else:
+        numbers = generator.integers(low, high, shape, dtype=np.int64, endpoint=True)
+        array = np.asarray(numbers).astype(np.uint64 if dtype == "u64" else np.int64).astype(kept)
+    if layout == "python":
+        return array.item()
+    return array[()] if layout == "numpy" else lay_out(array, layout)
+
+
+def _rough(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Every second array has numbers that are special to some operation, about one in ten elements."""
+    numbers = np.asarray(generator.standard_normal(shape) * 2.0 ** generator.integers(-3, 5))
+    if generator.random() < 0.5:
+        special = generator.choice((np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, -1.5, 1.0, 1e-45, 3e38, -65504.0), shape)
+        numbers = np.where(generator.random(shape) < 0.1, special, numbers)
+    return np.asarray(numbers)
 
 
 def lay_out(array: Array, layout: str) -> Array:

@@ -87,7 +87,11 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An argument: whole numbers in [low, high], drawn from `seed`, laid out in memory as `layout` says."""
+    """An argument: numbers drawn from `seed`, laid out in memory as `layout` says; whole ones in [low, high].
+
+    rough:  floats of any kind instead
+    scalar: a number, declared by its dtype alone
+    """
 
     name: str
     dims: tuple[str, ...]
@@ -96,6 +100,16 @@ class Parameter:
     high: int
     layout: str
     seed: int
+    rough: bool = False
+    scalar: bool = False
+
+    def declaration(self) -> str:
+        return f"{self.name}: po.{self.dtype}" + ("" if self.scalar else f"[{_dims(self.dims)}]")
+
+    def drawn(self, sizes: Mapping[str, int]) -> str:
+        rough = ", rough=True" * self.rough
+        shape = shape_of(self.dims, sizes)
+        return f"draw({shape}, {self.dtype!r}, {self.low}, {self.high}, {self.layout!r}, seed={self.seed}{rough})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +141,7 @@ class Case:
         body = [line for definition in self.definitions for line in definition.declaration()]
         body += [line for definition in self.definitions for line in definition.lines()]
         body.append(f"return {self.results[0] if len(self.results) == 1 else ', '.join(self.results)}")
-        signature = ", ".join(f"{p.name}: po.{p.dtype}[{_dims(p.dims)}]" for p in self.parameters)
+        signature = ", ".join(p.declaration() for p in self.parameters)
         options = ", ".join(f"{name}={text}" for name, text in self.options)
         machine = next((name for name in ("preset", "host") for _, text in self.options if f"{name}(" in text), "")
         used = set(re.findall(r"\w+", "\n".join((*body, signature))))
@@ -148,10 +162,7 @@ class Case:
     def script(self) -> str:
         """A program that runs the operator and compares it with its reference."""
         numbers = dict(self.sizes)
-        drawn = [
-            f"{p.name} = draw({shape_of(p.dims, numbers)}, {p.dtype!r}, {p.low}, {p.high}, {p.layout!r}, seed={p.seed})"
-            for p in self.parameters
-        ]
+        drawn = [f"{p.name} = {p.drawn(numbers)}" for p in self.parameters]
         call = ", ".join(p.name for p in self.parameters)
         gpu = ", gpu=True" * self.gpu
         lines = [

@@ -22,7 +22,7 @@ from polyopt.errors import (
     PolyoptError,
     ShapeError,
 )
-from polyopt.fuzz.arrays import Array, draw, lay_out, shifted
+from polyopt.fuzz.arrays import Argument, Array, draw, lay_out, shifted
 from polyopt.fuzz.case import Case, shape_of
 from polyopt.fuzz.plans import draw as draw_plan
 from polyopt.fuzz.plans import plan_text
@@ -85,7 +85,8 @@ def check(case: Case) -> Outcome:
         operator = load(case.operator_source())
         sizes = dict(case.sizes)
         arguments = [
-            draw(shape_of(p.dims, sizes), p.dtype, p.low, p.high, p.layout, seed=p.seed) for p in case.parameters
+            draw(shape_of(p.dims, sizes), p.dtype, p.low, p.high, p.layout, seed=p.seed, rough=p.rough)
+            for p in case.parameters
         ]
         po.set_num_threads(case.threads)
         count = compare(operator, arguments, out=case.out, plans=case.plans, gpu=case.gpu)
@@ -102,7 +103,7 @@ def check(case: Case) -> Outcome:
 
 def compare(
     operator: po.Op,
-    arguments: Sequence[Array],
+    arguments: Sequence[Argument],
     *,
     out: str | None = None,
     plans: Sequence[int] = (),
@@ -126,18 +127,20 @@ def compare(
     return kernels
 
 
-def _compare_calls(operator: po.Op, arguments: Sequence[Array], out: str | None, plans: Sequence[int]) -> int:
-    copies = [argument.copy() for argument in arguments]
+def _compare_calls(operator: po.Op, arguments: Sequence[Argument], out: str | None, plans: Sequence[int]) -> int:
+    copies = [argument.copy() if isinstance(argument, np.ndarray) else argument for argument in arguments]
     wanted, refusal = _reference(operator, copies)
     with _Warnings() as warnings:
         results = _results(operator, arguments, wanted, refusal, out)
         if out is None:
             for _ in range(2):  # calls after the first take shorter ways into the kernel
-                _compare(_as_tuple(operator(*arguments)), results, "another call gives another result")
+                _compare(_as_tuple(operator(*arguments)), results, "another call gives another result", exact=True)
+            _compare_with_others(operator, copies)
+    exact = _is_exact(operator)
     if wanted is not None:
-        _compare(results, wanted, "the kernel differs from the reference")
+        _compare(results, wanted, "the kernel differs from the reference", exact=exact)
     if out not in ("input", "overlap"):
-        _compare(arguments, copies, "an argument was changed")
+        _compare(arguments, copies, "an argument was changed", exact=True)
     if warnings.seen:
         raise Mismatch("fallback", warnings.seen[0])
     kernels = 1
@@ -147,7 +150,20 @@ def _compare_calls(operator: po.Op, arguments: Sequence[Array], out: str | None,
     return kernels
 
 
-def _compare_plan(lowering: Lowering, seed: int, arguments: Sequence[Array], wanted: Sequence[Array]) -> bool:
+def _compare_with_others(operator: po.Op, arguments: Sequence[Argument]) -> None:
+    """Hold a call with other numbers in arrays of the same shapes against the reference."""
+    others = [np.flip(a).copy() if isinstance(a, np.ndarray) else a for a in arguments]
+    wanted, refusal = _reference(operator, others)
+    try:
+        results = _results(operator, others, wanted, refusal, None)
+    except REFUSALS:
+        return
+    if wanted is not None:
+        what = "the kernel differs from the reference for the arrays turned around"
+        _compare(results, wanted, what, exact=_is_exact(operator))
+
+
+def _compare_plan(lowering: Lowering, seed: int, arguments: Sequence[Argument], wanted: Sequence[Array]) -> bool:
     """Hold a plan that is drawn, if one is proved, against the reference."""
     drawn = draw_plan(lowering, seed)
     if drawn is None:
@@ -158,13 +174,14 @@ def _compare_plan(lowering: Lowering, seed: int, arguments: Sequence[Array], wan
         kind = type(error).__name__
         raise Mismatch(f"plan {kind}", f"{error}\n{plan_text(drawn, seed)}") from error
     try:
-        _compare(results, wanted, "a plan that was proved differs from the reference")
+        exact = lowering.options.numerics == "strict"
+        _compare(results, wanted, "a plan that was proved differs from the reference", exact=exact)
     except Mismatch as found:
         raise Mismatch("plan", f"{found.detail}\n{plan_text(drawn, seed)}") from None
     return True
 
 
-def _reference(operator: po.Op, arguments: Sequence[Array]) -> tuple[tuple[Array, ...] | None, PolyoptError | None]:
+def _reference(operator: po.Op, arguments: Sequence[Argument]) -> tuple[tuple[Array, ...] | None, PolyoptError | None]:
     """The results in the operator's own dtypes, or why there are none."""
     try:
         return _as_tuple(operator.reference(*arguments, numerics="strict")), None
@@ -174,7 +191,7 @@ def _reference(operator: po.Op, arguments: Sequence[Array]) -> tuple[tuple[Array
 
 def _results(
     operator: po.Op,
-    arguments: Sequence[Array],
+    arguments: Sequence[Argument],
     wanted: tuple[Array, ...] | None,
     refusal: PolyoptError | None,
     out: str | None,
@@ -191,21 +208,24 @@ def _results(
 
 
 def _call(
-    operator: po.Op, arguments: Sequence[Array], wanted: tuple[Array, ...] | None, out: str | None
+    operator: po.Op, arguments: Sequence[Argument], wanted: tuple[Array, ...] | None, out: str | None
 ) -> tuple[Array, ...]:
     if out is None or wanted is None:
         return _as_tuple(operator(*arguments))
-    given, outs = list(arguments), [lay_out(np.zeros_like(np.asarray(w)), out) for w in wanted]
+    given: list[Argument] = list(arguments)
+    outs = [lay_out(np.zeros_like(np.asarray(w)), out) for w in wanted]
     if out in ("input", "overlap"):
         _share_memory(given, outs, out)
     operator(*given, out=outs[0] if len(outs) == 1 else tuple(outs))
     return tuple(outs)
 
 
-def _share_memory(arguments: list[Array], outs: list[Array], out: str) -> None:
+def _share_memory(arguments: list[Argument], outs: list[Array], out: str) -> None:
     """Put the first result into the memory of the first argument that fits, if there is one."""
     for number, argument in enumerate(arguments):
-        if argument.dtype == outs[0].dtype and argument.shape == outs[0].shape and argument.ndim:
+        if not isinstance(argument, np.ndarray) or not argument.ndim:
+            continue
+        if argument.dtype == outs[0].dtype and argument.shape == outs[0].shape:
             if out == "input":
                 arguments[number] = outs[0] = argument.copy()
             else:
@@ -213,15 +233,24 @@ def _share_memory(arguments: list[Array], outs: list[Array], out: str) -> None:
             return
 
 
-def _compare(got: Sequence[Array], wanted: Sequence[Array], what: str) -> None:
-    for number, (a, b) in enumerate(zip(got, wanted, strict=True)):
+def _compare(got: Sequence[Argument], wanted: Sequence[Argument], what: str, *, exact: bool) -> None:
+    """Raises `Mismatch` where numbers differ. exact: 0.0 and -0.0 differ too; NaN is NaN, whatever its bits."""
+    for number, (a, b) in enumerate(zip(map(np.asarray, got), map(np.asarray, wanted), strict=True)):
         if a.dtype != b.dtype or a.shape != b.shape:
             raise Mismatch("mismatch", f"{what}: {number} is {a.dtype}{a.shape} and should be {b.dtype}{b.shape}")
-        wrong = np.argwhere(np.asarray(a != b))
+        differs = np.asarray((a != b) & ((a == a) | (b == b)))
+        if exact and a.dtype.kind not in "biu":
+            differs |= (a == b) & (np.signbit(a) != np.signbit(b))
+        wrong = np.argwhere(differs)
         if len(wrong):
             place = tuple(map(int, wrong[0]))
             seen = f"{number}{list(place)} is {a[place]} and should be {b[place]}; {len(wrong)} of {a.size} are off"
             raise Mismatch("mismatch", f"{what}: {seen}")
+
+
+def _is_exact(operator: po.Op) -> bool:
+    """Whether results have the bits of the reference."""
+    return operator._choices.numerics == "strict"
 
 
 def _as_tuple(results: Any) -> tuple[Array, ...]:

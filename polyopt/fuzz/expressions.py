@@ -11,6 +11,7 @@ from dataclasses import field
 from random import Random
 
 from polyopt.classes import dataclass
+from polyopt.dtypes import from_name, promote
 from polyopt.fuzz.case import INDICES, Node, extent_of
 
 Axis = tuple[str, str]
@@ -20,6 +21,10 @@ CLIP = 8
 FLOATS = ("f16", "bf16", "f32", "f64")
 LIMITS: Mapping[str, float] = {"f16": 1 << 10, "bf16": 1 << 7, "f32": 1 << 21, "f64": 1 << 50}
 """Greatest bounds of float values; sums of the first two are taken in f32."""
+_FUNCTIONS = (
+    *("exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "sinh", "cosh"),
+    *("sigmoid", "erf", "floor", "ceil", "round", "gelu", "silu", "softplus", "isnan", "isinf", "sign", "abs"),
+)
 _ACCUMULATORS: Mapping[str, str] = dict.fromkeys(("bool_", "i8", "i16", "u8", "u16"), "i32")
 
 
@@ -36,12 +41,16 @@ class Known:
 
 @dataclass(slots=True)
 class Writer:
-    """Draws expressions. sizes: values of the sizes, and of steps `T`."""
+    """Draws expressions. sizes: values of the sizes, and of steps `T`.
+
+    rough: floats need not be whole numbers, so that functions and dtypes that meet as they are can be drawn too
+    """
 
     random: Random
     sizes: Mapping[str, int]
     dtypes: tuple[str, ...]
     known: list[Known] = field(default_factory=list)
+    rough: bool = False
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
@@ -67,6 +76,7 @@ class Writer:
                 self.division,
                 self.reduction,
                 self.converted,
+                *((self.mixed, self.mixed, self.function, self.function) if self.rough else ()),
             )
         )
         return self.bounded(draw(scope, dtype, depth - 1))
@@ -149,6 +159,34 @@ class Writer:
     def converted(self, scope: tuple[Axis, ...], dtype: str, depth: int) -> Node:
         return self.cast(self.value(scope, self.random.choice(self.dtypes), depth), dtype)
 
+    def mixed(self, scope: tuple[Axis, ...], dtype: str, depth: int) -> Node:
+        """Two values of dtypes of their own, or a value and a number of Python."""
+        r = self.random
+        numeric = [name for name in self.dtypes if name != "bool_"] or ["i32"]
+        a = self.value(scope, r.choice(numeric), depth)
+        if self.chance(0.4):
+            numbers = (0.5, -1.5, -0.0, 3, 100) if a.dtype in FLOATS else (0, 1, 3, 100)
+            sign, number, extreme = r.choice("+-*"), r.choice(numbers), r.choice(("maximum", "minimum"))
+            text = r.choice((f"({{}} {sign} {number})", f"({number} {sign} {{}})", f"po.{extreme}({{}}, {number})"))
+            return self.cast(Node(text, (a,), a.dtype, a.bound), dtype)
+        b = self.value(scope, r.choice(numeric), depth)
+        both = promote(from_name(a.dtype), from_name(b.dtype)).name
+        template = r.choice(("({} + {})", "({} - {})", "({} * {})", "po.maximum({}, {})", "po.minimum({}, {})"))
+        return self.cast(Node(template, (a, b), both, greatest(both) if both not in FLOATS else LIMITS[both]), dtype)
+
+    def function(self, scope: tuple[Axis, ...], dtype: str, depth: int) -> Node:
+        """A function of floats, or what they say of themselves."""
+        floats = [name for name in self.dtypes if name in FLOATS]
+        if not floats:
+            return self.unary(scope, dtype, depth)
+        a = self.value(scope, self.random.choice(floats), depth)
+        if self.chance(0.1):
+            b = self.value(scope, a.dtype, depth)
+            return self.cast(Node("({} ** {})", (a, b), a.dtype, LIMITS[a.dtype]), dtype)
+        name = self.random.choice(_FUNCTIONS)
+        kept = "bool_" if name.startswith("is") else a.dtype
+        return self.cast(Node(f"po.{name}({{}})", (a,), kept, LIMITS.get(kept, 1)), dtype)
+
     # --- conditions --------------------------------------------------------------------------------------------
 
     def truth(self, scope: tuple[Axis, ...], depth: int) -> Node:
@@ -157,7 +195,8 @@ class Writer:
         if readable and self.chance(0.5):
             return self.read(self.random.choice(readable), scope)
         dtype = self.random.choice([d for d in self.dtypes if d != "bool_"] or ["i32"])
-        a, b = self.value(scope, dtype, min(depth, 1)), self.leaf(scope, dtype)
+        other = self.random.choice(self.dtypes) if self.rough and self.chance(0.4) else dtype
+        a, b = self.value(scope, dtype, min(depth, 1)), self.leaf(scope, other if other != "bool_" else dtype)
         return Node(f"({{}} {self.random.choice(('<', '<=', '>', '>=', '==', '!='))} {{}})", (a, b), "bool_", 1)
 
     def condition(self, scope: tuple[Axis, ...]) -> Node:

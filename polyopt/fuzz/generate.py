@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from random import Random
 
-from polyopt.fuzz.arrays import LAYOUTS, WRITABLE_LAYOUTS
+from polyopt.fuzz.arrays import LAYOUTS, SCALARS, WRITABLE_LAYOUTS
 from polyopt.fuzz.case import Case, Parameter
 from polyopt.fuzz.definitions import SHAPES, Author
 from polyopt.fuzz.expressions import FLOATS, Known, Writer
@@ -19,17 +19,21 @@ PLANS = 4
 """Plans drawn for each operator."""
 GPU_SHARE = 0.04
 """Of the cases of a campaign; the emulator's compiler takes about a second for each."""
+ROUGH_SHARE = 0.4
 GPU_EXTENT = 33
 """The greatest size of a case for a GPU: the emulator runs one thread after another."""
 _INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 
 
-def random_case(seed: int) -> Case:
-    """The case of a seed; the same on every run."""
+def random_case(seed: int, *, rough: bool = False) -> Case:
+    """The case of a seed; the same on every run.
+
+    rough: with floats of any kind, functions, scalars and dtypes that meet as they are, in strict numerics
+    """
     random = Random(seed)
     is_large = random.random() < 0.1
     sizes = _sizes(random, is_large=is_large)
-    writer = Writer(random, {**sizes, "T": random.randint(1, 4)}, _dtypes(random))
+    writer = Writer(random, {**sizes, "T": random.randint(1, 4)}, _dtypes(random), rough=rough)
     parameters = _parameters(writer)
     author = Author(writer, 1 if is_large else random.choice((1, 1, 2, 2, 3)), is_large)
     for _ in range(random.choice((1, 2, 2, 3, 3, 4, 5))):
@@ -43,7 +47,7 @@ def random_case(seed: int) -> Case:
         tuple(author.definitions),
         tuple(name for name in names if name in kept),
         random.random() < 0.9,
-        _options(random),
+        _strict(_options(random)) if rough else _options(random),
         random.choice((1, 2)),
         random.choice((None, None, None, "input", "overlap", *WRITABLE_LAYOUTS)),
         tuple(random.randrange(1 << 16) for _ in range(PLANS)),
@@ -51,8 +55,8 @@ def random_case(seed: int) -> Case:
 
 
 def campaign_case(seed: int) -> Case:
-    """The case of a seed in a campaign: a share of the small ones for a GPU."""
-    case = random_case(seed)
+    """The case of a seed in a campaign: a share is rough, and one of the small ones for a GPU."""
+    case = random_case(seed, rough=Random(f"rough {seed}").random() < ROUGH_SHARE)
     return on_gpu(case) if is_small(case) and Random(f"gpu {seed}").random() < GPU_SHARE else case
 
 
@@ -91,8 +95,13 @@ def _parameters(writer: Writer) -> tuple[Parameter, ...]:
     for number, dims in enumerate(shapes):
         dtype = r.choice(writer.dtypes)
         low, high = _range(dtype, r)
-        found.append(Parameter(f"x{number}", dims, dtype, low, high, _layout(r), r.randrange(1 << 16)))
+        found.append(Parameter(f"x{number}", dims, dtype, low, high, _layout(r), r.randrange(1 << 16), writer.rough))
         writer.known.append(Known(f"x{number}", dims, dtype, max(-low, high)))
+    if writer.rough:
+        dtype = r.choice(writer.dtypes)
+        low, high = _range(dtype, r)
+        found.append(Parameter("a", (), dtype, low, high, r.choice(SCALARS), r.randrange(1 << 16), True, scalar=True))
+        writer.known.append(Known("a", (), dtype, max(-low, high)))
     if r.random() < 0.4:
         dim, size = r.choice("MNK"), r.choice("MN")
         dtype = r.choice(("i32", "i64", "u8"))
@@ -113,6 +122,10 @@ def _range(dtype: str, random: Random) -> tuple[int, int]:
         return (0, 6) if dtype[0] == "u" else (-3, 3)
     bits = min(int(dtype[1:]), 63)
     return (0, 2**bits - 1) if dtype[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def _strict(options: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    return tuple({**dict(options), "numerics": '"strict"'}.items())
 
 
 def _layout(random: Random) -> str:

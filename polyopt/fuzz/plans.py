@@ -15,10 +15,12 @@ from dataclasses import replace
 from random import Random
 from typing import TypeVar, assert_never
 
+import numpy as np
+
 from polyopt import picks, strict
 from polyopt.dsl.affine import Affine, AxisRef, SizeRef, axes_of, axis, constant
 from polyopt.errors import LegalityError, ScheduleError
-from polyopt.fuzz.arrays import Array
+from polyopt.fuzz.arrays import Argument, Array
 from polyopt.loops import verify
 from polyopt.pipeline import Lowering
 from polyopt.poly import storage
@@ -94,7 +96,7 @@ def _machine(target: Target, random: Random) -> Target:
     )
 
 
-def run(lowering: Lowering, arguments: SequenceOf[Array], *, effort: int) -> list[Array]:
+def run(lowering: Lowering, arguments: SequenceOf[Argument], *, effort: int) -> list[Array]:
     """The results of the operator's kernel, its loops checked by enumeration before if they are few.
 
     effort: of LLVM's code generator, 0 to 3
@@ -102,7 +104,9 @@ def run(lowering: Lowering, arguments: SequenceOf[Array], *, effort: int) -> lis
     Raises `LegalityError` where the loop program does not do what the schedule says.
     """
     loops, info = lowering.loops, lowering.info
-    arrays = dict(zip(lowering.program.parameters, arguments, strict=True))
+    program = lowering.program
+    given = zip(program.parameters, arguments, strict=True)
+    arrays = {name: np.asarray(argument, program.tensor(name).dtype.numpy) for name, argument in given}
     sizes = _sizes(lowering, arrays)
     if strict.most_instances(lowering, sizes) <= ENUMERATED:
         strict.check(lowering, sizes, arrays)
@@ -111,7 +115,7 @@ def run(lowering: Lowering, arguments: SequenceOf[Array], *, effort: int) -> lis
     kernel = Kernel(info, jit.compile_object(lowering.module.text, lowering.options.target, opt=effort))
     call = Call(kernel, sizes, arrays, {})
     results = call.new_results()
-    call.run(arguments, results)
+    call.run(list(arrays.values()), results)
     return results
 
 

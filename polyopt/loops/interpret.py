@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from polyopt.classes import dataclass
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
-from polyopt.dtypes import DType, i64
+from polyopt.dtypes import DType, converted, i64
 from polyopt.errors import BoundsError, LegalityError, ShapeError
 from polyopt.loops.ir import (
     CONCURRENT,
@@ -333,9 +333,9 @@ def _strong(value: Any) -> Any:
 
 
 def _scalar(value: Any, dtype: DType) -> Any:
-    """A value converted as NumPy's astype does it."""
-    converted = np.asarray(_strong(value)).astype(dtype.numpy)[()]
-    return int(converted) if dtype == i64 else converted
+    """A value converted, as `po.cast` does it."""
+    result = converted(np.asarray(_strong(value)), dtype)[()]
+    return int(result) if dtype == i64 else result
 
 
 def _wrapped(value: int) -> int:

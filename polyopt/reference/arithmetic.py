@@ -10,7 +10,7 @@ import numpy as np
 from polyopt.classes import dataclass
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Cast, Const, Expr, Op, Reducer, Var
-from polyopt.dtypes import DType
+from polyopt.dtypes import DType, converted
 from polyopt.reference.points import Array
 
 Precision = Literal["f64", "own", "strict"]
@@ -41,8 +41,7 @@ class Arithmetic:
         return np.asarray(array).astype(self.dtype(dtype), copy=False)
 
     def cast(self, value: Array, dtype: DType) -> Array:
-        """Conversion as NumPy's astype does it."""
-        return value.astype(self.dtype(dtype), copy=False)
+        return value.astype(self.dtype(dtype), copy=False) if dtype.is_float else converted(value, dtype)
 
     def apply(self, name: str, args: list[Array], dtype: DType) -> Array:
         """One operation of `dsl.builtins`, element by element."""

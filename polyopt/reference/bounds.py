@@ -22,7 +22,7 @@ import numpy as np
 from polyopt.classes import dataclass
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Const, Reducer
-from polyopt.dtypes import DType, bf16, f16, f32, f64
+from polyopt.dtypes import DType, bf16, converted, f16, f32, f64
 from polyopt.reference.arithmetic import UFUNCS, Arithmetic
 from polyopt.reference.points import Array
 
@@ -70,12 +70,12 @@ class BoundedArithmetic(Arithmetic):
         return self._pair(np.asarray(array), 0.0, dtype)
 
     def cast(self, value: Array, dtype: DType) -> Array:
-        converted = value["value"].astype(self.dtype(dtype)["value"], copy=False)
         if dtype.is_float:
+            wide = value["value"].astype(np.float64, copy=False)
             exact = value["value"].dtype.kind == "b"
-            return self._rounded(converted, value["error"], dtype, ulp=0.0 if exact else 0.5)
+            return self._rounded(wide, value["error"], dtype, ulp=0.0 if exact else 0.5)
         error = _spread(lambda v: np.trunc(v) if dtype.is_integer else v != 0, [value], 1.0)
-        return self._pair(converted, error, dtype)
+        return self._pair(converted(value["value"], dtype), error, dtype)
 
     def apply(self, name: str, args: list[Array], dtype: DType) -> Array:
         values = [arg["value"] for arg in args]

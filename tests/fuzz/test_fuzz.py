@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -45,6 +46,50 @@ def test_cases_hold_every_kind_of_thing() -> None:
         *(f"'{layout}'" for layout in LAYOUTS), "'overlap'", "'input'", "bf16", "f16", "u64", "bool_",
     ):  # fmt: skip
         assert part in text, part
+
+
+def test_rough_cases_hold_what_others_cannot() -> None:
+    text = "\n".join(random_case(seed, rough=True).script() for seed in range(300))
+    for part in (
+        "rough=True", "'python'", "'numpy'", " 0.5)", "-0.0", "po.maximum(", "po.exp(", "po.erf(", "po.is",
+        " ** ", "a: po.f32,", "a: po.f16", "a[()]",
+    ):  # fmt: skip
+        assert part in text, part
+    assert text.count('numerics="strict"') == 300
+    assert random_case(7, rough=True) == random_case(7, rough=True)
+
+
+def test_rough_numbers_are_of_every_kind() -> None:
+    drawn = np.concatenate([draw((50,), "f32", -3, 3, seed=seed, rough=True) for seed in range(20)])
+    finite = drawn[np.isfinite(drawn)]
+    assert np.isnan(drawn).any() and np.isinf(drawn).any() and (np.signbit(drawn) & (drawn == 0)).any()
+    assert (finite != np.round(finite)).mean() > 0.5
+    assert draw((), "f32", -3, 3, "python", seed=1, rough=True) == float(draw((), "f32", -3, 3, seed=1, rough=True))
+
+
+@pytest.mark.parametrize(("numerics", "is_noticed"), [("strict", True), ("default", False)])
+def test_the_sign_of_zero_counts_in_strict_numerics(
+    numerics: str, is_noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = Parameter("x", ("M",), "f32", 0, 0, "contiguous", 1)
+    same = Definition("a", ("M",), "f32", (Equation("[i]", Node("(x[i] * 1)", dtype="f32")),))
+    case = replace(
+        SMALL, parameters=(x,), definitions=(same,), results=("a",), options=(("numerics", f'"{numerics}"'),)
+    )
+    operator = load(case.operator_source())
+    monkeypatch.setattr(operator, "reference", lambda *_, numerics: np.array([-0.0, 0, 0, 0], np.float32))
+    found = pytest.raises(Mismatch, match="differs") if is_noticed else nullcontext()
+    with found:
+        compare(operator, (np.zeros(4, np.float32),))
+
+
+def test_a_kernel_that_keeps_the_numbers_of_its_first_call_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = load(SMALL.operator_source())
+    right = operator.reference
+    first = np.arange(4, dtype=np.int32)
+    monkeypatch.setattr(operator, "reference", lambda *_, numerics: right(first, numerics=numerics))
+    with pytest.raises(Mismatch, match="turned around"):
+        compare(operator, (first,))
 
 
 def test_layouts_hold_the_same_numbers() -> None:

@@ -23,7 +23,7 @@ def test_random_operators_do_what_the_reference_does(block: int) -> None:
     verdicts: Counter[str] = Counter()
     kernels = 0
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
-        case = random_case(seed)
+        case = random_case(seed, rough=block % 3 == 2)
         outcome = check(case)
         verdicts[outcome.verdict] += 1
         kernels += outcome.kernels
