@@ -112,3 +112,29 @@ def halves(x: f16[M, N]):
 )
 def test_an_operator_gives_the_references_bits(op: Any, inputs: tuple[Any, ...]) -> None:
     check(op, *inputs)
+
+
+@pytest.mark.parametrize("dtype", [f16, f32, f64], ids=str)
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 13, 64])
+def test_zeros_have_an_order(dtype: po.DType, length: int) -> None:
+    """-0.0 is less than 0.0 in maxima and minima, whichever comes first and whatever lanes there are."""
+
+    @po.op(numerics="strict")
+    def extremes(x: dtype[M, N], z: dtype[M, N]) -> object:
+        larger, smaller, positive, below, most, least = po.tensors("larger smaller positive below most least")
+        larger[i, j] = po.maximum(x[i, j], z[i, j])
+        smaller[i, j] = po.minimum(x[i, j], z[i, j])
+        positive[i, j] = po.relu(x[i, j])
+        below[i, j] = po.minimum(-0.0, x[i, j])
+        most[i] = po.max(x[i, j], j)
+        least[i] = po.min(x[i, j], j)
+        return larger, smaller, positive, below, most, least
+
+    signs = np.random.default_rng(length).random((2, 6, length)) < np.array([0, 0.1, 0.5, 0.5, 0.9, 1])[:, None]
+    x, z = np.where(signs, -0.0, 0.0).astype(dtype.numpy)
+    elements = (signs[0] & signs[1], signs[0] | signs[1], signs[0] & False, signs[0] | True)
+    expected = (*elements, signs[0].all(axis=1), signs[0].any(axis=1))
+    for results in (extremes(x, z), extremes.reference(x, z, numerics="strict")):
+        for result, is_negative in zip(results, expected, strict=True):
+            assert (result == 0).all()
+            np.testing.assert_array_equal(np.signbit(result), is_negative)

@@ -39,8 +39,16 @@ _TEMPLATES: Mapping[str, str] = {
     "sign_float": "static inline $T $name($T a) { return a > 0 ? 1 : a < 0 ? -1 : a == 0 ? 0 : a; }",
     "minimum_int": "static inline $T $name($T a, $T b) { return a < b ? a : b; }",
     "maximum_int": "static inline $T $name($T a, $T b) { return a > b ? a : b; }",
-    "minimum_float": "static inline $T $name($T a, $T b) { return isnan(a) || a < b ? a : b; }",
-    "maximum_float": "static inline $T $name($T a, $T b) { return isnan(a) || a > b ? a : b; }",
+    "minimum_float": """\
+static inline $T $name($T a, $T b)
+{
+    return isnan(a) || a < b || (a == b && signbit(a)) ? a : b;
+}""",
+    "maximum_float": """\
+static inline $T $name($T a, $T b)
+{
+    return isnan(a) || a > b || (a == b && !signbit(a)) ? a : b;
+}""",
     "floordiv_int": """\
 static inline $T $name($T a, $T b)
 {

@@ -467,10 +467,9 @@ def highest(dtype: DType) -> int | float:
 
 
 def _number(number: bool | int | float, dtype: DType) -> Value:
-    value = constant(number, register_scalar(dtype))
     if dtype in (f16, bf16):
-        return constant(conversions.rounded_number(float(value.constant or 0.0), dtype), "float")
-    return value
+        return constant(conversions.rounded_number(float(number), dtype), "float")
+    return constant(number, register_scalar(dtype))
 
 
 def _is_masked_alike(choice: Op[Expr]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import copysign
 from typing import Protocol
 
 from polyopt.codegen_c import divisions
@@ -72,12 +73,26 @@ def _float_compare(predicate: str) -> Emit:
 
 
 def _extremum(f: Function, a: Value, b: Value, *, predicate: str) -> Value:
-    """The larger ("ogt") or smaller ("olt"); NaN if either is. One comparison where one operand is a number."""
+    """The larger ("ogt") or smaller ("olt"); NaN if either is. One comparison where one operand is a number.
+
+    In strict numerics 0.0 is larger than -0.0, so that neither order nor lanes show; else either of the two is taken.
+    """
+    is_strict = not f.flags
     for number, other in ((a, b), (b, a)):
         if number.constant is not None and number.constant == number.constant:
+            if is_strict and number.constant == 0 and (copysign(1, number.constant) > 0) == (predicate == "ogt"):
+                return select(f, compare(f, predicate.replace("o", "u", 1), other, number), other, number)
             return select(f, compare(f, predicate, number, other), number, other)
     chosen = select(f, compare(f, predicate, a, b), a, b)
+    chosen = _signed_zero(f, a, b, chosen, is_max=predicate == "ogt") if is_strict else chosen
     return select(f, is_nan(f, a), a, chosen)
+
+
+def _signed_zero(f: Function, a: Value, b: Value, chosen: Value, *, is_max: bool) -> Value:
+    """`chosen`; where `a` and `b` are equal the bits that both have or, for a minimum, that either has."""
+    left, right = (convert(f, "bitcast", value, f"i{scalar_bits(value.scalar)}") for value in (a, b))
+    both = convert(f, "bitcast", binary(f, "and" if is_max else "or", left, right), a.scalar)
+    return select(f, compare(f, "oeq", a, b), both, chosen)
 
 
 def _float_sign(f: Function, a: Value) -> Value:

@@ -68,6 +68,22 @@ def _power(a: Any, b: Any) -> Any:
     return np.where(b < 0, inverse, regular)
 
 
+def minimum(a: Any, b: Any) -> Any:
+    """NumPy's minimum; -0.0 is less than 0.0, as IEEE 754-2019 has it, which NumPy leaves to the processor."""
+    return _with_sign(np.minimum(a, b), np.signbit(a) | np.signbit(b)) if _is_float(a) else np.minimum(a, b)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """NumPy's maximum; 0.0 is more than -0.0."""
+    return _with_sign(np.maximum(a, b), np.signbit(a) & np.signbit(b)) if _is_float(a) else np.maximum(a, b)
+
+
+def _with_sign(values: Any, is_negative: Any) -> Any:
+    """The values, where they are 0 with a sign."""
+    zero = np.where(is_negative, -0.0, 0.0).astype(np.result_type(values))
+    return np.where(np.equal(values, 0), zero, values)
+
+
 def _shift_left(a: Any, b: Any) -> Any:
     """`a << b`; a shift by the width or more, or by a negative count, is 0."""
     width = np.dtype(np.result_type(a)).itemsize * 8
@@ -106,8 +122,8 @@ _TABLE = (
     Builtin("floordiv", 2, "number", _floor_divide),
     Builtin("mod", 2, "number", _remainder),
     Builtin("pow", 2, "number", _power, ulp=2.0),
-    Builtin("minimum", 2, "any", np.minimum),
-    Builtin("maximum", 2, "any", np.maximum),
+    Builtin("minimum", 2, "any", minimum),
+    Builtin("maximum", 2, "any", maximum),
     Builtin("neg", 1, "number", np.negative),
     Builtin("abs", 1, "number", np.abs),
     Builtin("sign", 1, "number", _sign),

@@ -21,9 +21,12 @@ CLIP = 8
 FLOATS = ("f16", "bf16", "f32", "f64")
 LIMITS: Mapping[str, float] = {"f16": 1 << 10, "bf16": 1 << 7, "f32": 1 << 21, "f64": 1 << 50}
 """Greatest bounds of float values; sums of the first two are taken in f32."""
-_FUNCTIONS = (
-    *("exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "sinh", "cosh"),
-    *("sigmoid", "erf", "floor", "ceil", "round", "gelu", "silu", "softplus", "isnan", "isinf", "sign", "abs"),
+EXACT_FUNCTIONS = ("sqrt", "floor", "ceil", "round", "isnan", "isinf", "sign", "abs")
+"""Functions that have the same bits everywhere."""
+FUNCTIONS = (
+    *EXACT_FUNCTIONS,
+    *("exp", "exp2", "log", "log2", "log1p", "expm1", "rsqrt", "sin", "cos", "tan", "tanh", "sinh", "cosh"),
+    *("sigmoid", "erf", "gelu", "silu", "softplus", "pow"),
 )
 _ACCUMULATORS: Mapping[str, str] = dict.fromkeys(("bool_", "i8", "i16", "u8", "u16"), "i32")
 
@@ -43,7 +46,8 @@ class Known:
 class Writer:
     """Draws expressions. sizes: values of the sizes, and of steps `T`.
 
-    rough: floats need not be whole numbers, so that functions and dtypes that meet as they are can be drawn too
+    rough:     floats need not be whole numbers, so that functions and dtypes that meet as they are can be drawn too
+    functions: of floats, that may be drawn then
     """
 
     random: Random
@@ -51,6 +55,7 @@ class Writer:
     dtypes: tuple[str, ...]
     known: list[Known] = field(default_factory=list)
     rough: bool = False
+    functions: tuple[str, ...] = ()
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
@@ -180,10 +185,10 @@ class Writer:
         if not floats:
             return self.unary(scope, dtype, depth)
         a = self.value(scope, self.random.choice(floats), depth)
-        if self.chance(0.1):
+        name = self.random.choice(self.functions)
+        if name == "pow":
             b = self.value(scope, a.dtype, depth)
             return self.cast(Node("({} ** {})", (a, b), a.dtype, LIMITS[a.dtype]), dtype)
-        name = self.random.choice(_FUNCTIONS)
         kept = "bool_" if name.startswith("is") else a.dtype
         return self.cast(Node(f"po.{name}({{}})", (a,), kept, LIMITS.get(kept, 1)), dtype)
 

@@ -9,7 +9,7 @@ from random import Random
 from polyopt.fuzz.arrays import LAYOUTS, SCALARS, WRITABLE_LAYOUTS
 from polyopt.fuzz.case import Case, Parameter
 from polyopt.fuzz.definitions import SHAPES, Author
-from polyopt.fuzz.expressions import FLOATS, Known, Writer
+from polyopt.fuzz.expressions import EXACT_FUNCTIONS, FLOATS, FUNCTIONS, Known, Writer
 from polyopt.target import ANY_GPU
 
 EXTENTS = (0, 1, 2, 3, 3, 4, 5, 5, 7, 8, 9, 15, 16, 17, 31, 33)
@@ -25,15 +25,15 @@ GPU_EXTENT = 33
 _INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 
 
-def random_case(seed: int, *, rough: bool = False) -> Case:
+def random_case(seed: int, *, rough: bool = False, functions: tuple[str, ...] = FUNCTIONS) -> Case:
     """The case of a seed; the same on every run.
 
-    rough: with floats of any kind, functions, scalars and dtypes that meet as they are, in strict numerics
+    rough: with floats of any kind, `functions`, scalars and dtypes that meet as they are, in strict numerics
     """
     random = Random(seed)
     is_large = random.random() < 0.1
     sizes = _sizes(random, is_large=is_large)
-    writer = Writer(random, {**sizes, "T": random.randint(1, 4)}, _dtypes(random), rough=rough)
+    writer = Writer(random, {**sizes, "T": random.randint(1, 4)}, _dtypes(random), rough=rough, functions=functions)
     parameters = _parameters(writer)
     author = Author(writer, 1 if is_large else random.choice((1, 1, 2, 2, 3)), is_large)
     for _ in range(random.choice((1, 2, 2, 3, 3, 4, 5))):
@@ -56,8 +56,10 @@ def random_case(seed: int, *, rough: bool = False) -> Case:
 
 def campaign_case(seed: int) -> Case:
     """The case of a seed in a campaign: a share is rough, and one of the small ones for a GPU."""
-    case = random_case(seed, rough=Random(f"rough {seed}").random() < ROUGH_SHARE)
-    return on_gpu(case) if is_small(case) and Random(f"gpu {seed}").random() < GPU_SHARE else case
+    for_gpu = Random(f"gpu {seed}").random() < GPU_SHARE
+    is_rough = Random(f"rough {seed}").random() < ROUGH_SHARE
+    case = random_case(seed, rough=is_rough, functions=EXACT_FUNCTIONS if for_gpu else FUNCTIONS)
+    return on_gpu(case) if for_gpu and is_small(case) else case
 
 
 def is_small(case: Case) -> bool:

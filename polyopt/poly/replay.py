@@ -14,6 +14,7 @@ import numpy as np
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, evaluate, holds
 from polyopt.dsl.builtins import BUILTINS
+from polyopt.dtypes import converted
 from polyopt.errors import LegalityError
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Leaf, Loop, Sequence, Tree
@@ -116,7 +117,7 @@ class _Machine:
                     return np.asarray(BUILTINS[name].numpy(*operands)).astype(dtype.numpy)[()]
             case ir.Cast(arg, dtype):
                 with np.errstate(all="ignore"):
-                    return np.asarray(self.value(arg, point, variables)).astype(dtype.numpy)[()]
+                    return converted(np.asarray(self.value(arg, point, variables)), dtype)[()]
             case ir.Where(condition, then, otherwise):
                 return self.value(then if holds(condition, point, {}) else otherwise, point, variables)
             case ir.Read(tensor, subscripts, _, boundary):

@@ -69,12 +69,14 @@ class Arithmetic:
         if self.precision == "strict" and reducer.dtype.is_float and reducer.name in ("sum", "prod"):
             return _in_order(ufunc, running, values.reshape((*values.shape[: values.ndim - len(axes)], -1)))
         part = ufunc.reduce(values, axis=axes, dtype=values.dtype) if axes else values
-        return np.asarray(ufunc(running, part))
+        if reducer.dtype.is_float and reducer.name in ("max", "min"):
+            part = _signed(reducer.name == "max", np.asarray(part), values, axes)
+        return np.asarray(COMBINE.get(reducer.name, ufunc)(running, part))
 
     def combine(self, reducer: Reducer, running: Array, value: Array, length: int) -> Array:
         """Two values combined, element by element."""
         if reducer.combine is None:
-            return np.asarray(UFUNCS[reducer.name](running, value))
+            return np.asarray(COMBINE.get(reducer.name, UFUNCS[reducer.name])(running, value))
         return self._combine(reducer.combine, {"a": running, "b": value})
 
     def _combine(self, expr: Expr, values: Mapping[str, Array]) -> Array:
@@ -98,6 +100,14 @@ class Arithmetic:
         for number, value in enumerate(values):
             where = tuple(int(index[number]) for index in place)
             total[where] = self.combine(reducer, np.asarray(total[where]), np.asarray(value), length)
+
+
+def _signed(is_max: bool, extreme: Array, values: Array, axes: tuple[int, ...]) -> Array:
+    """The extreme of values along `axes`; where it is zero with its sign, which NumPy leaves to the processor."""
+    zeros = (values == 0) & (np.signbit(values) != is_max)
+    found = zeros.any(axis=axes) if axes else zeros
+    number = np.where(found == is_max, 0.0, -0.0).astype(values.dtype)
+    return np.where(extreme == 0, number, extreme)
 
 
 def _in_order(ufunc: np.ufunc, running: Array, values: Array) -> Array:
@@ -134,3 +144,5 @@ UFUNCS: Mapping[str, np.ufunc] = {
     "all": np.logical_and,
 }
 """The ufunc of each named reducer."""
+COMBINE: Mapping[str, Callable[..., Any]] = {"max": BUILTINS["maximum"].numpy, "min": BUILTINS["minimum"].numpy}
+"""How two values are combined, where NumPy does not say it of every bit."""
