@@ -6,6 +6,7 @@ Values are those of `values.register_scalar`; f16 and bf16 are computed in f32 a
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import copysign
@@ -178,8 +179,51 @@ def _plain(opcode: str) -> Emit:
     return lambda f, a, b: binary(f, opcode, a, b)
 
 
+def _bitwise(opcode: str, combined: Callable[[int, int], int]) -> Emit:
+    """An operation that is a constant where both operands are, or one is a zero that absorbs the other."""
+
+    def emit(f: Function, a: Value, b: Value) -> Value:
+        lanes = max(a.lanes, b.lanes)
+        if opcode in ("mul", "and") and 0 in (a.constant, b.constant):
+            return constant(0, a.scalar, lanes)
+        if a.constant is not None and b.constant is not None:
+            return constant(combined(int(a.constant), int(b.constant)), a.scalar, lanes)
+        return binary(f, opcode, a, b)
+
+    return emit
+
+
 def _int_compare(predicate: str) -> Emit:
-    return lambda f, a, b: compare(f, predicate, a, b)
+    """A comparison; one with an end of the type's range is decided, or asks whether that is the number.
+
+    LLVM 22 takes `x < ~0 ? ~0 - x : x - ~0` of unsigned lanes for `x - ~0` (its absolute difference of them).
+    """
+    if predicate in ("eq", "ne"):
+        return lambda f, a, b: compare(f, predicate, a, b)
+    sign, order = predicate[0], predicate[1:]
+
+    def emit(f: Function, a: Value, b: Value) -> Value:
+        least, greatest = _range(a.scalar, signed=sign == "s")
+        for number, asked in ((b, order), (a, _SWAPPED[order])):
+            if number.constant in (least, greatest):
+                answer = _AT_THE_END[asked if number.constant == greatest else _SWAPPED[asked]]
+                if isinstance(answer, bool):
+                    return constant(answer, "i1", max(a.lanes, b.lanes))
+                return compare(f, answer, a, b)
+        return compare(f, predicate, a, b)
+
+    return emit
+
+
+_SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+_AT_THE_END: Mapping[str, bool | str] = {"gt": False, "le": True, "ge": "eq", "lt": "ne"}
+"""What a comparison with the greatest number says, or asks."""
+
+
+def _range(scalar: str, *, signed: bool) -> tuple[int, int]:
+    """The least and the greatest integer, as constants have them."""
+    bits = scalar_bits(scalar)
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, wrapped((1 << bits) - 1, bits))
 
 
 def _floor_divide(f: Function, a: Value, b: Value, *, want: str) -> Value:
@@ -270,8 +314,7 @@ def _constant_power(f: Function, a: Value, exponent: int) -> Value:
 def _int_extremum(f: Function, a: Value, b: Value, *, name: str, signed: bool) -> Value:
     """ "min" or "max". One with an end of the type's range is known, and LLVM 22 takes `max(x, ~0) - min(x, ~0)` of
     unsigned lanes for `x - ~0` (its absolute difference of them)."""
-    bits = scalar_bits(a.scalar)
-    least, greatest = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, wrapped((1 << bits) - 1, bits))
+    least, greatest = _range(a.scalar, signed=signed)
     absorbing, neutral = (least, greatest) if name == "min" else (greatest, least)
     lanes = max(a.lanes, b.lanes)
     for one, other in ((a, b), (b, a)):
@@ -306,7 +349,7 @@ def _shift(f: Function, a: Value, b: Value, *, opcode: str) -> Value:
 
 
 def _inverted(f: Function, a: Value) -> Value:
-    return binary(f, "xor", a, like(a, -1))
+    return _bitwise("xor", operator.xor)(f, a, like(a, -1))
 
 
 def _integer_table(*, signed: bool) -> Mapping[str, Emit]:
@@ -318,7 +361,7 @@ def _make_integer_table(*, signed: bool) -> Mapping[str, Emit]:
     table: dict[str, Emit] = {
         "add": _plain("add"),
         "sub": _plain("sub"),
-        "mul": _plain("mul"),
+        "mul": _bitwise("mul", operator.mul),
         "pow": partial(_power, signed=signed),
         "minimum": partial(_int_extremum, name="min", signed=signed),
         "maximum": partial(_int_extremum, name="max", signed=signed),
@@ -331,9 +374,9 @@ def _make_integer_table(*, signed: bool) -> Mapping[str, Emit]:
         "ge": _int_compare(f"{prefix}ge"),
         "eq": _int_compare("eq"),
         "ne": _int_compare("ne"),
-        "and": _plain("and"),
-        "or": _plain("or"),
-        "xor": _plain("xor"),
+        "and": _bitwise("and", operator.and_),
+        "or": _bitwise("or", operator.or_),
+        "xor": _bitwise("xor", operator.xor),
         "not": _inverted,
         "shl": partial(_shift, opcode="shl"),
         "shr": partial(_shift, opcode="ashr" if signed else "lshr"),

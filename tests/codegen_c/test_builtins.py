@@ -151,6 +151,32 @@ def test_extrema_with_the_ends_of_a_range(dtype: DType, vector_bits: int) -> Non
             )
 
 
+@pytest.mark.parametrize("dtype", [d for d in ALL if d.is_integer], ids=str)
+@pytest.mark.parametrize("vector_bits", [128, 256])
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_differences_from_the_ends_of_a_range(dtype: DType, vector_bits: int, is_computed: bool) -> None:
+    """The same where a comparison chooses, and where the end is all bits of `~(x * 0)`."""
+    limits = np.iinfo(dtype.numpy)
+    x = np.array([int(limits.min), int(limits.max), int(limits.max) - 1, 0, 1, 5, 77] * 5, dtype.numpy)
+    read = load("x", i, dtype=dtype)
+    for number in (int(limits.min), int(limits.max), 1):
+        end: Expr = Const(number, dtype)
+        if is_computed:
+            end, number = Op("not", (Op("mul", (read, Const(0, dtype)), dtype),), dtype), -1 % (1 << limits.bits)
+            number -= (1 << limits.bits) * (dtype.kind == "i")
+        pairs = (read, end), (end, read)
+        above, below = (Op("sub", pair, dtype) for pair in pairs)
+        for name, apart in (("gt", np.greater), ("lt", np.less), ("ge", np.greater_equal), ("le", np.less_equal)):
+            for operands in pairs:
+                y = np.zeros_like(x)
+                value: Expr = Op("select", (Op(name, operands, bool_), above, below), dtype)
+                run(loop("i", x.size, store("y", [i], value), kind="vector"), {"x": x, "y": y}, vector_bits=vector_bits)
+                other = dtype.numpy.type(number)
+                chosen = apart(x, other) if operands[0] is read else apart(other, x)
+                with np.errstate(over="ignore"):
+                    np.testing.assert_array_equal(y, np.where(chosen, x - other, other - x))
+
+
 # --- conversions ----------------------------------------------------------------------------------------------
 
 
