@@ -35,7 +35,7 @@ def elaborate(state: State, parameters: Sequence[Handle], results: Sequence[Hand
     needed = frozenset(kept)
     definitions = [definition for definition in state.definitions if definition.tensor in needed]
     reserved = _size_names(definitions, parameters)
-    equations = _name_equations([_equation(definition, types, reserved) for definition in definitions])
+    equations = _name_equations(_equations(definitions, types, reserved))
     _check_inlined_dtypes(state, needed, types)
     outputs = frozenset(results)
     locals_ = [tensor for tensor in state.tensors if tensor in needed and tensor.role == "local"]
@@ -295,7 +295,28 @@ def _check_plain(definition: Definition, data: Sequence[Expr], others: Sequence[
         )
 
 
-def _equation(definition: Definition, types: Mapping[Handle, DType], reserved: frozenset[str]) -> ir.Equation:
+def _equations(
+    definitions: Sequence[Definition], types: Mapping[Handle, DType], reserved: frozenset[str]
+) -> list[ir.Equation]:
+    """One equation for each definition; what is added up onto one tensor is added up in one dtype."""
+    equations = [_equation(definition, types, reserved) for definition in definitions]
+    accumulators: dict[Handle, DType] = {}
+    for definition, equation in zip(definitions, equations, strict=True):
+        if equation.reducer is not None:
+            dtype = equation.reducer.dtype
+            accumulators[definition.tensor] = _wider(dtype, accumulators.get(definition.tensor, dtype))
+    return [
+        equation
+        if equation.reducer is None or equation.reducer.dtype == accumulators[definition.tensor]
+        else _equation(definition, types, reserved, accumulators[definition.tensor])
+        for definition, equation in zip(definitions, equations, strict=True)
+    ]
+
+
+def _equation(
+    definition: Definition, types: Mapping[Handle, DType], reserved: frozenset[str], shared: DType | None = None
+) -> ir.Equation:
+    """shared: the accumulator, where other definitions of the tensor ask for one"""
     tensor = definition.tensor
     build = _builder(types, reserved=reserved)
     scope, left, others = _bind(build, definition)
@@ -305,7 +326,7 @@ def _equation(definition: Definition, types: Mapping[Handle, DType], reserved: f
         typed = build.build(value, scope)
         node = build.convert(typed, types[tensor], definition.span)
     else:
-        node = _added(build, value, scope, types[tensor])
+        node = _added(build, value, scope, types[tensor], shared)
         neutral = constant(int(definition.kind == "prod"), node.dtype, definition.span)
         reducer = ir.Reducer(definition.kind, node.dtype, neutral, is_contraction=definition.is_contraction)
     _check_count(node, definition)
@@ -355,17 +376,23 @@ def _check_count(value: ir.Expr, definition: Definition) -> None:
         )
 
 
-def _added(build: Builder, value: Expr, scope: Scope, dtype: DType) -> ir.Expr:
-    """The right side of an accumulation in its accumulator's dtype: the wider of the value's and the tensor's."""
-    wanted = accumulator(dtype)
+def _added(build: Builder, value: Expr, scope: Scope, dtype: DType, shared: DType | None) -> ir.Expr:
+    """The right side of an accumulation in `shared` or else in a dtype that holds the value and what the tensor has."""
     typed, _ = accumulated(build, value, scope, None, None)
     own = typed.node.dtype
     natural = build.build(value, scope)
     if not isinstance(natural.type, DType):
-        return build.convert(natural, wanted, value.span)
-    if own == wanted or promote(own, wanted) != wanted:
-        return typed.node
-    return accumulated(build, value, scope, None, wanted)[0].node
+        return build.convert(natural, shared or accumulator(dtype), value.span)
+    wanted = shared or _wider(own, accumulator(dtype))
+    return typed.node if own == wanted else accumulated(build, value, scope, None, wanted)[0].node
+
+
+def _wider(own: DType, other: DType) -> DType:
+    """The dtype that sums and products of either are exact in, as far as one is; of integers the one of more bits,
+    since those wrap."""
+    if own.is_integer and other.is_integer:
+        return own if own.bits >= other.bits else other
+    return promote(own, other)
 
 
 def _name_equations(equations: Sequence[ir.Equation]) -> list[ir.Equation]:

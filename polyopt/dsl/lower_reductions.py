@@ -122,13 +122,18 @@ def accumulated(
 def _sum(
     build: Builder, expr: Reduction, points: _Points, name: Literal["sum", "prod"], scope: Scope, reads: Reads | None
 ) -> Typed:
+    start = None if expr.init is None else build.build(expr.init, scope)
     value, result = accumulated(build, points.body, points.scope, reads, expr.dtype)
+    if start is not None and expr.dtype is None and isinstance(value.type, DType):
+        both = concrete(join((result, start.type)))
+        if both != result:
+            value, result = accumulated(build, points.body, points.scope, None, both)
     dtype = value.node.dtype
     neutral = constant(int(name == "prod"), dtype, expr.span)
     total = points.reduce(name, points.kept(value.node, neutral), neutral)
-    if expr.init is not None:
-        start = build.convert(build.build(expr.init, scope), dtype, expr.span)
-        total = ir.Op("add" if name == "sum" else "mul", (start, total), dtype)
+    if start is not None:
+        first = build.convert(start, dtype, expr.span)
+        total = ir.Op("add" if name == "sum" else "mul", (first, total), dtype)
     if not isinstance(value.type, DType):
         return Typed(total, value.type)
     return Typed(total if result == dtype else ir.Cast(total, result), result)

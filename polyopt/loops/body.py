@@ -8,7 +8,7 @@ from dataclasses import field
 from polyopt.classes import dataclass
 from polyopt.dsl import affine, ir
 from polyopt.dsl.affine import Affine, AxisRef, Compare, Condition, FloorDiv, conjunction, constant, map_condition
-from polyopt.dtypes import bool_, i64
+from polyopt.dtypes import bool_, i64, u64
 from polyopt.errors import Span
 from polyopt.loops.ir import Check, Expr, Load, Site, Store
 from polyopt.loops.scan import affine_expr, both, condition_expr
@@ -156,9 +156,19 @@ class _Body:
         return holds
 
     def data_index(self, subscript: ir.DataIndex, mask: Expr | None) -> Expr:
-        """A subscript that is data, as an i64 expression."""
+        """A subscript that is data, as an i64 expression: one of u64 beyond that is negative, and out of range."""
         index = self.value(subscript.value, mask)
         return index if index.dtype == i64 else ir.Cast(index, i64)
+
+    def bounded_data(self, subscript: ir.DataIndex, mask: Expr | None, extent: Affine, boundary: ir.Boundary) -> Expr:
+        """A subscript that is data, brought into [0, extent) where the read is clamped or periodic."""
+        index = self.value(subscript.value, mask)
+        if index.dtype != u64:
+            return _bounded(self.data_index(subscript, mask), extent, boundary)
+        if isinstance(boundary, ir.Wrap):
+            return ir.Cast(ir.Op("mod", (index, ir.Cast(affine_expr(extent), u64)), u64), i64)
+        most = ir.Op("minimum", (index, ir.Const(2**63 - 1, u64)), u64)
+        return _bounded(ir.Cast(most, i64), extent, boundary, low=False)
 
     def load(self, read: ir.Read, subscripts: tuple[ir.Subscript, ...], mask: Expr | None) -> Load:
         indices, checks = self.element(read.tensor, subscripts, read.boundary, read.span, mask)
@@ -179,11 +189,11 @@ class _Body:
         for dimension, subscript in enumerate(subscripts):
             extent = self.owner.shape(array)[dimension]
             if isinstance(subscript, ir.DataIndex):
-                index = self.data_index(subscript, mask)
                 if boundary is None:
+                    index = self.data_index(subscript, mask)
                     checks.append(Check(dimension, self.owner.new_site(array, dimension, span)))
                 else:
-                    index = _bounded(index, extent, boundary)
+                    index = self.bounded_data(subscript, mask, extent, boundary)
             elif isinstance(boundary, ir.Clamp | ir.Wrap):
                 low = not self.owner.never(self.statement, Compare(subscript, "<"))
                 high = not self.owner.never(self.statement, Compare(subscript - extent, ">="))

@@ -48,6 +48,10 @@ class Arithmetic:
         form = self.functions.get(name, BUILTINS[name].numpy) if dtype.is_float else BUILTINS[name].numpy
         return np.asarray(form(*args)).astype(self.dtype(dtype), copy=False)
 
+    def plain(self, value: Array) -> Array:
+        """An integer value without what an arithmetic knows of it besides."""
+        return value
+
     def index(self, value: Array) -> Array:
         """An integer value as a subscript, i64."""
         if value.dtype == np.uint64:  # beyond i64 it is out of every range, and must not come back as negative

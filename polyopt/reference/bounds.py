@@ -84,9 +84,12 @@ class BoundedArithmetic(Arithmetic):
         error = _passed_on(name, args, result, widen) if any(arg["error"].any() for arg in args) else 0.0
         return self._rounded(result, error, dtype, ulp=max(0.5, BUILTINS[name].ulp) if _rounds(name) else 0.0)
 
+    def plain(self, value: Array) -> Array:
+        number: Array = value["value"]
+        return number
+
     def index(self, value: Array) -> Array:
-        plain: Array = value["value"]
-        return super().index(plain)
+        return super().index(self.plain(value))
 
     # --- reductions -------------------------------------------------------------------------------------------
 

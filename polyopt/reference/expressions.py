@@ -109,17 +109,25 @@ class Evaluator:
             return self.arithmetic.index(self.evaluate(subscript.value, points))
         return np.asarray(evaluate(subscript, points.axes, self.sizes), dtype=np.int64)
 
+    def _periodic(self, subscript: Subscript, extent: int, points: Points) -> Array:
+        """The index of a periodic read; the remainder is taken in the dtype of the data."""
+        if not isinstance(subscript, DataIndex):
+            return self._subscript(subscript, points) % max(extent, 1)
+        value = self.arithmetic.plain(self.evaluate(subscript.value, points))
+        wide = value if value.dtype == np.uint64 else value.astype(np.int64)
+        return (wide % wide.dtype.type(max(extent, 1))).astype(np.int64)
+
     def _read(self, node: Read, points: Points) -> Array:
         cells = self.memory[node.tensor]
+        if isinstance(node.boundary, Wrap):
+            indices = [self._periodic(s, n, points) for s, n in zip(node.subscripts, cells.shape, strict=True)]
+            return self._fetch(cells, indices, points, node.span)
         indices = self.subscripts(node.subscripts, points)
         match node.boundary:
             case None:
                 return self._fetch(cells, indices, points, node.span)
             case Clamp():
                 indices = [np.clip(i, 0, max(n - 1, 0)) for i, n in zip(indices, cells.shape, strict=True)]
-                return self._fetch(cells, indices, points, node.span)
-            case Wrap():
-                indices = [i % max(n, 1) for i, n in zip(indices, cells.shape, strict=True)]
                 return self._fetch(cells, indices, points, node.span)
             case Pad(value):
                 off = outside(indices, cells.shape)
@@ -266,7 +274,14 @@ class _Fold:
             start = arithmetic.constant(reducer.neutral)
         self.has_start = start is not None
         self.seen: Array = np.asarray(False)
-        self.result: Array = arithmetic.identity(reducer) if start is None else start
+        if start is None:
+            start = (
+                arithmetic.identity(reducer)
+                if reducer.name != "custom"
+                else arithmetic.given(np.asarray(0), reducer.dtype)
+            )
+        self.result: Array = start
+        self.filled: Array = np.asarray(self.has_start)
 
     def add(self, value: Array, inner: Points) -> None:
         """Combines the values at the points of one block, a box in the dimensions from `rank` on."""
@@ -287,6 +302,9 @@ class _Fold:
         self.result = self._arithmetic.fold(self._reducer, self.result, full, reduced, self._length)
 
     def _add_one_by_one(self, values: Array, mask: Array | None) -> None:
+        """The first value stands for itself where there is no start."""
         for place in range(values.shape[-1]):
-            together = self._arithmetic.combine(self._reducer, self.result, values[..., place], self._length)
-            self.result = together if mask is None else np.where(mask[..., place], together, self.result)
+            value, there = values[..., place], np.asarray(True) if mask is None else mask[..., place]
+            together = self._arithmetic.combine(self._reducer, self.result, value, self._length)
+            self.result = np.where(there, np.where(self.filled, together, value), self.result)
+            self.filled = self.filled | there

@@ -1,0 +1,136 @@
+"""What a sum is added up in where the tensor, the values and the start have dtypes of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polyopt as po
+from polyopt import DType, f16, f32, f64, i8, i32, i64, u8, u64
+
+N, K = po.sizes("N K")
+i, k = po.indices("i k")
+X = np.array([[1, 2], [3, 4]])
+
+
+def check(op: po.Op, arguments: tuple[Any, ...], expected: Any) -> None:
+    """The kernel and both references give the numbers, the kernel in their dtype."""
+    result = op(*arguments)
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(result, expected)
+    for numerics in ("default", "strict"):
+        np.testing.assert_array_equal(op.reference(*arguments, numerics=numerics), expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "of", "start"),
+    [
+        (i32, f32, [0.5, 0.25]),
+        (i64, f16, [0.5, 0.25]),
+        (i32, u64, [2**40, 2**63 + 1]),
+        (u8, i8, [-3, 5]),
+        (f32, i64, [2**40, -(2**50)]),
+        (f32, f64, [2.0**40 + 0.5, 0.125]),
+    ],
+    ids=str,
+)
+def test_a_start_keeps_its_value(values: DType, of: DType, start: list[float]) -> None:
+    @po.op
+    def added(x: values[N, K], s: of[N]) -> object:
+        y = po.tensor("y", dtype=of)
+        y[i] = s[i]
+        y[i] += x[i, k]
+        return y
+
+    begun = np.array(start, of.numpy)
+    check(added, (X.astype(values.numpy), begun), begun + np.array([3, 7], of.numpy))
+
+
+def test_a_product_keeps_the_start() -> None:
+    @po.op
+    def multiplied(x: i32[N, K], s: f32[N]) -> object:
+        y = po.tensor("y", dtype=f32)
+        y[i] = s[i]
+        y[i] *= x[i, k]
+        return y
+
+    check(multiplied, (X.astype(np.int32), np.array([0.5, 0.25], np.float32)), np.array([1, 3], np.float32))
+
+
+def test_sums_of_several_dtypes_add_up() -> None:
+    @po.op
+    def added(x: i32[N, K], z: f32[N, K], w: i8[N, K]) -> object:
+        y = po.tensor("y", dtype=f32)
+        y[i] += z[i, k]
+        y[i] += x[i, k]
+        y[i] += w[i, k]
+        return y
+
+    halves = np.array([[0.5, 0.25], [0.5, 0.5]], np.float32)
+    check(added, (X.astype(np.int32), halves, X.astype(np.int8)), np.array([6.75, 15], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("values", "of", "start", "result"),
+    [
+        (i32, f32, [0.5, 0.75], f64),
+        (i8, i64, [2**40, 1], i64),
+        (f16, f32, [0.5, 2**20], f32),
+        (f32, i8, [1, 2], f32),
+    ],
+    ids=str,
+)
+def test_the_start_of_a_sum_counts_for_its_dtype(values: DType, of: DType, start: list[float], result: DType) -> None:
+    @po.op
+    def started(x: values[N, K], s: of[N]) -> object:
+        y = po.tensor("y")
+        y[i] = po.sum(x[i, k], k, init=s[i])
+        return y
+
+    begun = np.array(start, of.numpy)
+    check(
+        started, (X.astype(values.numpy), begun), (begun.astype(result.numpy) + np.array([3, 7])).astype(result.numpy)
+    )
+
+
+def test_a_number_as_the_start_of_a_sum() -> None:
+    @po.op
+    def started(x: i32[N, K]) -> object:
+        y = po.tensor("y")
+        y[i] = po.sum(x[i, k], k, init=0.5)
+        return y
+
+    check(started, (X.astype(np.int32),), np.array([3.5, 7.5]))
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_subscripts_beyond_i64_at_a_boundary(*, is_dynamic: bool) -> None:
+    @po.op(dynamic=is_dynamic)
+    def gathered(x: f64[N], b: u64[K]) -> object:
+        nearest, periodic, filled = po.tensors("nearest periodic filled")
+        nearest[k] = x.clamp()[b[k]]
+        periodic[k] = x.wrap()[b[k]]
+        filled[k] = x.pad(-1)[b[k]]
+        return nearest, periodic, filled
+
+    x, places = np.arange(5.0), [2**64 - 1, 2**63, 2**63 + 3, 7, 2]
+    expected = [[min(b, 4) for b in places], [b % 5 for b in places], [b if b < 5 else -1 for b in places]]
+    b = np.array(places, np.uint64)
+    for results in (gathered(x, b), gathered.reference(x, b), gathered.reference(x, b, numerics="strict")):
+        for result, numbers in zip(results, expected, strict=True):
+            np.testing.assert_array_equal(result, numbers)
+
+
+def test_the_reference_of_a_reduction_without_a_start() -> None:
+    @po.op
+    def largest(x: f64[N, K]) -> object:
+        y = po.tensor("y")
+        y[i] = po.reduce(lambda a, b: po.maximum(a, b), po.where(x[i, k] > -10, x[i, k], 0.0), k)
+        return y
+
+    x = -np.arange(1.0, 7.0).reshape(2, 3)
+    check(largest, (x,), x.max(axis=1))
+    with po.strict_checks():
+        np.testing.assert_array_equal(largest(x), x.max(axis=1))
