@@ -64,7 +64,7 @@ def lower(
 
     parameters, results: the arguments, in call order
     strides: bytes per dimension of an argument; None, or absent, for C-contiguous. With symbolic sizes a strided
-             argument's strides become run-time parameters `x_stride0`, ...
+             argument's strides become run-time parameters `x.stride0`, ...
     shapes:  of the arguments as the caller has them, where dimensions are joined
     stack_bytes: the largest private buffer that lives on a thread's stack
     """
@@ -130,7 +130,8 @@ def _arguments(
         outside = shapes.get(name, array.shape)
         assert given is None or outside == array.shape, f"'{name}' has strides, so its dimensions stay apart"
         if given is not None and scop.sizes:
-            own = tuple(f"{name}_stride{d}" for d in range(len(array.shape)))
+            # No name of the user's has a dot in it.
+            own = tuple(f"{name}.stride{d}" for d in range(len(array.shape)))
             extra += own
             chosen = tuple(index_var(n) for n in own)
         elif given is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from polyopt.dsl import ir
-from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef, condition_affines
+from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef, condition_affines, sizes_of
 from polyopt.errors import DefinitionError
 
 MOST_INDEX = 1 << 40
@@ -20,9 +20,12 @@ def check_magnitudes(equation: ir.Equation) -> None:
     """Raises `DefinitionError` for an index or an index expression that may be too large. equation: resolved"""
     ranges: dict[str, int] = {}
     for axis in _axes(equation):
-        most = max(_magnitude(bound, {}) for bound in (*axis.lower, *axis.upper))
+        bounds = (*axis.lower, *axis.upper)
+        most = max(_magnitude(bound, {}) for bound in bounds)
         if most > MOST_INDEX:
-            raise _too_large(equation, axis.name, most, MOST_INDEX, "let the index begin at 0, and add to it")
+            if not any(sizes_of(bound) for bound in bounds):
+                raise _too_large(equation, axis.name, most, MOST_INDEX, "let the index begin at 0, and add to it")
+            most = MOST_INDEX  # for sizes that a call can have
         ranges[axis.name] = max(most, ranges.get(axis.name, 0))
     for affine in _affines(equation):
         most = _magnitude(affine, ranges)

@@ -357,3 +357,36 @@ def test_a_slice_of_one_element_is_broadcast(part: tuple[slice, ...]) -> None:
 
     x = RNG.standard_normal((4, 6))
     assert_array_equal(centred(x), x - x[part])
+
+
+def test_an_index_over_many_times_a_size_that_is_open() -> None:
+    """Refused because the index may be as large as 1024 times any size."""
+    long = po.index("long", extent=1024 * N)
+
+    @po.op(dynamic=True)
+    def flattened(x: f64[N, 64, 32]):
+        return x.reshape(N * 2048)
+
+    @po.op(dynamic=True)
+    def repeated(x: f64[N]):
+        y = po.tensor("y")
+        y[long] = x[long // 1024]
+        return y
+
+    x = np.arange(2.0 * 64 * 32).reshape(2, 64, 32)
+    assert_array_equal(flattened(x), x.ravel())
+    assert_array_equal(repeated(x[:, 3, 1]), np.repeat(x[:, 3, 1], 1024))
+
+
+def test_a_size_called_as_the_stride_of_an_argument() -> None:
+    """The kernel read the argument with the size for its stride."""
+    stride = po.size("x_stride0")
+
+    @po.op(dynamic=True)
+    def added(x: f64[N], w: f64[stride]):
+        y = po.tensor("y")
+        y[i] = x[i] + po.sum(w)
+        return y
+
+    x = np.arange(40.0)[::4]
+    assert_array_equal(added(x, np.ones(8)), x + 8)

@@ -266,7 +266,7 @@ def test_strides_are_numbers_of_a_static_kernel_and_parameters_of_a_dynamic_one(
     assert fixed.arguments[0].strides == (integer(40), integer(8)) and fixed.arguments[1].strides is None
     assert fixed.sizes == ()
     open_ = lowered(dynamic, {"x": (40, 8)})
-    assert open_.sizes == ("M", "N", "x_stride0", "x_stride1")
+    assert open_.sizes == ("M", "N", "x.stride0", "x.stride1")
     assert open_.arguments[0].strides is not None and open_.arguments[1].strides is None
 
 
