@@ -138,3 +138,17 @@ def test_zeros_have_an_order(dtype: po.DType, length: int) -> None:
         for result, is_negative in zip(results, expected, strict=True):
             assert (result == 0).all()
             np.testing.assert_array_equal(np.signbit(result), is_negative)
+
+
+def test_the_sign_of_a_zero_is_a_zero_without_one() -> None:
+    """NumPy's sign of a bf16 -0.0 is -0.0."""
+
+    @strict
+    def signs(x: bf16[N]) -> object:
+        y = po.tensor("y")
+        y[i] = po.sign(x[i])
+        return y
+
+    x = np.array([0.0, -0.0, -2.0, np.nan]).astype(bf16.numpy)
+    check(signs, x)
+    assert not np.signbit(signs(x)[:2]).any()

@@ -128,7 +128,8 @@ class _Printer:
     def _combine_name(self, reducer: Reducer) -> str:
         if reducer not in self._reducers:
             self._reducers.append(reducer)
-        return unused(f"combine_{self._reducers.index(reducer)}", self._names)
+        name = f"combine_{self._reducers.index(reducer)}"
+        return unused(name if name != self.symbol else f"{name}_", self._names)
 
     def _function_body(self) -> list[str]:
         lines = ["int64_t error = 0;"]

@@ -14,12 +14,13 @@ from polyopt.loops.ir import Alloc, For, LoopProgram, walk
 
 _RESERVED = """
 auto bool break case char const continue default do double else enum extern false float for goto if inline int long
-register restrict return short signed sizeof static struct switch true typedef union unsigned void volatile while
+register restrict return short _Alignas _Alignof _Atomic _Bool _Complex _Generic _Imaginary _Noreturn _Static_assert
+_Thread_local asm typeof linux unix signed sizeof static struct switch true typedef union unsigned void volatile while
 abs calloc cos div erf error exp fma fmod free gamma index isinf isnan j0 j1 jn log malloc memcpy pow rint sin sqrt
-tan y0 y1 yn I NAN INFINITY NULL HUGE_VAL EXIT_SUCCESS EXIT_FAILURE RAND_MAX MB_CUR_MAX SIZE_MAX PTRDIFF_MIN PTRDIFF_MAX
-INT8_MIN INT16_MIN INT32_MIN INT64_MIN INT8_MAX INT16_MAX INT32_MAX INT64_MAX UINT8_MAX UINT16_MAX UINT32_MAX UINT64_MAX
-INTPTR_MIN INTPTR_MAX UINTPTR_MAX INTMAX_MIN INTMAX_MAX UINTMAX_MAX WCHAR_MIN WCHAR_MAX SIG_ATOMIC_MIN SIG_ATOMIC_MAX
-FP_NAN FP_INFINITE FP_ZERO FP_SUBNORMAL FP_NORMAL M_PI M_E math_errhandling
+tan y0 y1 yn I NAN INFINITY NULL HUGE_VAL EXIT_SUCCESS EXIT_FAILURE RAND_MAX MB_CUR_MAX SIZE_MAX PTRDIFF_MIN
+PTRDIFF_MAX INT8_MIN INT16_MIN INT32_MIN INT64_MIN INT8_MAX INT16_MAX INT32_MAX INT64_MAX UINT8_MAX UINT16_MAX
+UINT32_MAX UINT64_MAX INTPTR_MIN INTPTR_MAX UINTPTR_MAX INTMAX_MIN INTMAX_MAX UINTMAX_MAX WCHAR_MIN WCHAR_MAX
+SIG_ATOMIC_MIN SIG_ATOMIC_MAX FP_NAN FP_INFINITE FP_ZERO FP_SUBNORMAL FP_NORMAL M_PI M_E math_errhandling
 """
 """C's own names, those of its library's macros and of functions that the printed text calls, and this printer's."""
 _EXTERNAL = """

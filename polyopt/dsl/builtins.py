@@ -111,7 +111,7 @@ def _erf(x: Any) -> Any:
 
 
 def _sign(x: Any) -> Any:
-    return np.sign(x)
+    return np.sign(x) + np.zeros_like(x)  # that of a bf16 keeps the sign of -0.0
 
 
 _TABLE = (

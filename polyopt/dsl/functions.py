@@ -163,7 +163,7 @@ def silu(x: object) -> Any:
 
 def softplus(x: object) -> Any:
     """log(1 + exp(x)), without overflow."""
-    return _compose("softplus", lambda v: maximum(v, 0) + log1p(exp(-abs(v))), x)
+    return _compose("softplus", _softplus, x)
 
 
 def gelu(x: object, approximate: bool = False) -> Any:
@@ -171,13 +171,29 @@ def gelu(x: object, approximate: bool = False) -> Any:
     return _compose("gelu", _gelu_tanh if approximate else _gelu_erf, x)
 
 
+def as_argument(x: Any) -> Any:
+    """A value in the dtype that functions of floats take it in, so that arithmetic before them does not wrap."""
+    return Call("as_argument", (x,)) if isinstance(x, Expr) else float(x)
+
+
+def _beside_float(x: Any) -> Any:
+    """A value in the dtype that it has beside a float of Python."""
+    return Call("beside_float", (x,)) if isinstance(x, Expr) else float(x)
+
+
+def _softplus(x: Any) -> Any:
+    number = as_argument(x)
+    return maximum(number, 0) + log1p(exp(-abs(number)))
+
+
 def _gelu_erf(x: Any) -> Any:
     return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
 
 
 def _gelu_tanh(x: Any) -> Any:
-    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
-    return 0.5 * x * (1 + tanh(inner))
+    number = _beside_float(x)
+    inner = math.sqrt(2 / math.pi) * (number + 0.044715 * (number * number * number))
+    return 0.5 * number * (1 + tanh(inner))
 
 
 def cast(x: object, dtype: object) -> Any:

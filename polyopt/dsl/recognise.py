@@ -61,9 +61,9 @@ class NotAffine(Exception):
         self.reason, self.span, self.needs_sizes = reason, span, needs_sizes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Scope:
-    """What names mean at a place of an equation.
+    """What names mean at a place of an equation. Two scopes are the same place where they are one object.
 
     axes:  the axis of each index that is bound there
     sizes: the affine expression of each size whose name does not simply mean itself

@@ -8,6 +8,7 @@ from polyopt.dsl import functions
 from polyopt.dsl.affine import Affine
 from polyopt.dsl.broadcast import rank_of
 from polyopt.dsl.expr import AffineSize, Call, Choice, Element, Expr, Index, Literal, Reduction, Size, as_expr
+from polyopt.dsl.functions import as_argument
 from polyopt.dsl.recognise import extent_of
 from polyopt.dsl.shaping import normal_axis
 from polyopt.dsl.spans import user_span
@@ -34,7 +35,7 @@ def softmax(x: object, axis: int = -1) -> Handle:
     greatest = x.state.new_tensor("softmax_max", rank=rank - 1)
     total = x.state.new_tensor("softmax_sum", rank=rank - 1)
     result = x.state.new_tensor("softmax", rank=rank)
-    shifted = functions.exp(Element(x, indices) - Element(greatest, rest))
+    shifted = functions.exp(as_argument(Element(x, indices)) - as_argument(Element(greatest, rest)))
     x.state.define(greatest, rest, Reduction("max", Element(x, indices), (k,)))
     x.state.define(total, rest, Reduction("sum", shifted, (k,)))
     x.state.define(result, indices, shifted / Element(total, rest))

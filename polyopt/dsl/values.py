@@ -124,12 +124,12 @@ class Builder:
     placeholders: dict[str, Type] = field(default_factory=dict)
     conditions: list[af.Condition] = field(default_factory=list)
     reaches: dict[ir.Expr, tuple[int, int]] = field(default_factory=dict)
-    _memo: dict[tuple[Expr, int, Reads | None], Typed] = field(default_factory=dict)
-    _scopes: dict[tuple[int, tuple[object, ...]], Scope] = field(default_factory=dict)
+    _memo: dict[tuple[Expr, Scope, Reads | None], Typed] = field(default_factory=dict)
+    _scopes: dict[tuple[Scope, tuple[object, ...]], Scope] = field(default_factory=dict)
 
     def build(self, expr: Expr, scope: Scope, reads: Reads | None = None) -> Typed:
         """The typed form of `expr`; with `reads`, tensor reads are converted first."""
-        place = id(scope), reads
+        place = scope, reads
         for part in reversed(_left_chain(expr, lambda part: (part, *place) in self._memo)):
             self._memo[(part, *place)] = self._build(part, scope, reads)
         return self._memo[(expr, *place)]
@@ -140,7 +140,7 @@ class Builder:
 
     def bind(self, scope: Scope, indices: tuple[Index, ...]) -> Scope:
         """The scope inside a binding of `indices`; the same object for the same question."""
-        key = (id(scope), indices)
+        key = (scope, indices)
         if key not in self._scopes:
             axes, levels = dict(scope.axes), dict(scope.levels)
             for index in indices:
@@ -150,7 +150,7 @@ class Builder:
         return self._scopes[key]
 
     def _rescope(self, scope: Scope, expr: InScope) -> Scope:
-        key = (id(scope), ("sizes", id(expr.sizes)))
+        key = (scope, ("sizes", id(expr.sizes)))
         if key not in self._scopes:
             self._scopes[key] = scope.of_sizes(expr.sizes)
         return self._scopes[key]
@@ -280,6 +280,12 @@ class Builder:
             return self._logic(expr, scope, reads)
         if name in ("isnan", "isinf"):
             return self._classify(expr, scope)
+        if name in ("as_argument", "beside_float"):
+            value = self.build(expr.args[0], scope, reads)
+            operand = as_float(value.type) if name == "as_argument" else join((value.type, WEAK_FLOAT))
+            return Typed(self.convert(value, operand, expr.span), operand)
+        if name in ("shl", "shr") and reads is not None and reads.dtype.is_float:
+            return _as_leaf(self._call(expr, scope, None), reads)
         args = tuple(self.build(arg, scope, reads) for arg in expr.args)
         operand = _integer_form(expr, args) if name in _INTEGER_BOOLS else join(arg.type for arg in args)
         if name == "pow":
@@ -358,6 +364,8 @@ class Builder:
         affine = try_condition(expr, scope)
         if affine is not None:
             return condition_value(affine)
+        if reads is not None and reads.dtype.is_float:
+            return _as_leaf(self._logic(expr, scope, None), reads)
         natural = tuple(self.build(arg, scope) for arg in expr.args)
         operand = join(arg.type for arg in natural)
         if _is_float(operand):

@@ -134,3 +134,33 @@ def test_the_reference_of_a_reduction_without_a_start() -> None:
     check(largest, (x,), x.max(axis=1))
     with po.strict_checks():
         np.testing.assert_array_equal(largest(x), x.max(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("function", "numbers"),
+    [
+        (lambda v: v & 1, [[1, 0], [1, 0]]),
+        (lambda v: v >> 1, [[0, 1], [1, 2]]),
+        (lambda v: v << 1, [[2, 4], [6, 8]]),
+        (lambda v: ~v, [[-2, -3], [-4, -5]]),
+        (lambda v: v ^ 3, [[2, 1], [0, 7]]),
+    ],
+    ids=["and", "shr", "shl", "not", "xor"],
+)
+def test_operations_on_bits_are_added_up_as_floats(function: Any, numbers: list[list[int]]) -> None:
+    @po.op
+    def mean(x: i32[N, K]) -> object:
+        y = po.tensor("y")
+        y[i] = po.mean(function(x[i, k]), k)
+        return y
+
+    @po.op
+    def onto_floats(x: i32[N, K], z: f64[N]) -> object:
+        y = po.tensor("y")
+        y[i] = z[i]
+        y[i] += function(x[i, k])
+        return y
+
+    x, of_bits = X.astype(np.int32), np.array(numbers, np.float64)
+    check(mean, (x,), of_bits.mean(axis=1))
+    check(onto_floats, (x, np.full(2, 0.5)), of_bits.sum(axis=1) + 0.5)

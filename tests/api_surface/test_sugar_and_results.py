@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 from typing import Any
 
@@ -242,3 +243,43 @@ def test_an_unknown_option_value_is_an_argument_error() -> None:
         po.op(numerics="sloppy")(lambda x: x)  # type: ignore[call-overload]
     with pytest.raises(po.ArgumentError):
         po.op(target="toaster")(lambda x: x)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "int32", "uint32", "int64", "bool"])
+def test_functions_of_integers_do_not_wrap(dtype):
+    """Differences, negatives and cubes within them were taken in the integers."""
+
+    @po.op
+    def functions(x):
+        return po.softmax(x), po.softplus(x), po.gelu(x, approximate=True), po.gelu(x), po.silu(x)
+
+    x = np.array([100, 3, 0, 1, 33]).astype(dtype)
+    v = x.astype(np.float64)
+    powers = np.exp(v - v.max())
+    inner = np.sqrt(2 / np.pi) * (v + 0.044715 * v**3)
+    softmax, softplus, tanh_form, erf_form, silu = functions(x)
+    tolerance = 2e-3 if softmax.dtype == np.float16 else 1e-6
+    assert_allclose(softmax, powers / powers.sum(), atol=tolerance)
+    assert_allclose(softplus, np.log1p(np.exp(v)), rtol=tolerance)
+    assert_allclose(tanh_form, 0.5 * v * (1 + np.tanh(inner)), rtol=1e-6)
+    assert_allclose(erf_form, [0.5 * a * (1 + math.erf(a / math.sqrt(2))) for a in v], rtol=1e-6)
+    assert_allclose(silu, v / (1 + np.exp(-v)), rtol=tolerance)
+    assert softmax.dtype == np.exp(x[:0]).dtype and tanh_form.dtype == erf_form.dtype == np.float64
+
+
+def test_an_index_that_the_result_of_an_op_is_summed_over():
+    """The index bound within was taken for the one around it."""
+
+    @po.op
+    def norm(a: f64[N]):
+        return po.sum(a[i] * a[i], i)
+
+    @po.op
+    def added(x: f64[M], z: f64[K]):
+        y = po.tensor("y")
+        y[i] = x[i] + norm(z)
+        return y
+
+    x = np.arange(6.0)
+    for _ in range(20):
+        assert_array_equal(po.op(added.__wrapped__)(x, np.ones(3)), x + 3)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import polyopt as po
 from polyopt.codegen_c.c_source import as_c, as_c_header
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import bool_, f16, f32, f64, i32, i64
@@ -137,6 +138,23 @@ def test_names_that_mean_something_in_c(tmp_path: Path) -> None:
     text = run_c(body, {"double": x, "out[0]": y}, tmp_path)
     assert "double_" in text and "out_0_" in text
     np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.parametrize(("function", "size"), [("combine_0", "n"), ("f", "_Bool"), ("f", "asm"), ("f", "combine_0")])
+def test_functions_and_sizes_that_mean_something_in_c(function: str, size: str) -> None:
+    extent, position = po.size(size), po.index("position")
+
+    def largest(x: Any) -> object:
+        y = po.tensor("y")
+        y[()] = po.reduce(lambda a, b: po.maximum(a, b), x[position], position, init=0.0) + po.cast(extent, f32)
+        return y
+
+    largest.__name__, largest.__annotations__ = function, {"x": f32[extent]}
+    text = po.op(dynamic=True)(largest).lower().source("c")
+    for options in (["-std=c11"], []):
+        command = ["gcc", "-fsyntax-only", *options, "-xc", "-"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 def test_an_array_a_size_and_a_loop_of_one_name(tmp_path: Path) -> None:
