@@ -13,7 +13,7 @@ from dataclasses import field
 
 from polyopt import picks
 from polyopt.classes import dataclass
-from polyopt.dsl.affine import Affine, axes_of, axis
+from polyopt.dsl.affine import Affine, FloorDiv, axes_of, axis
 from polyopt.fusion.plan import Decision, FusionPlan
 from polyopt.poly import graph, isl_schedule
 from polyopt.poly.dependence import Dependence, Dependences
@@ -361,9 +361,11 @@ class _Fuser:
         )
 
     def meets_itself(self, name: str) -> bool:
-        """Whether points that differ in axes of the left side update one element: `y[2*h + r] += ...`."""
+        """Whether points that differ in axes of the left side may update one element: `y[2*h + r]`, `y[i // 2]`."""
         statement = self.scop.statement(name)
-        return statement.is_update and any(isinstance(s, Affine) and len(s.terms) > 1 for s in statement.subscripts)
+        affine = [s for s in statement.subscripts if isinstance(s, Affine)]
+        several = any(len(s.terms) > 1 or any(isinstance(atom, FloorDiv) for atom, _ in s.terms) for s in affine)
+        return statement.is_update and several
 
     def carries_reduction(self, group: _Group, rows: Mapping[str, Affine]) -> bool:
         inside = [d for d in self.dependences.reductions if {d.source, d.target} <= set(group.statements)]

@@ -249,3 +249,24 @@ def test_a_loop_that_meets_itself_on_the_left_side_is_not_parallel() -> None:
     lowering = scattered.lower()
     assert lowering.fallback == ""
     assert all(loop.kind == "serial" or "y_update" not in statements(loop) for loop in loops(lowering.tree))
+
+
+@pytest.mark.parametrize("extent", [7, 100])
+def test_points_that_meet_in_a_quotient_or_a_remainder_are_a_reduction(
+    extent: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were taken for points apart, and the plan with lanes along them was given up."""
+    t = po.index("t")
+
+    @po.op
+    def sums(x: f32[N]) -> object:
+        halves, thirds = po.tensors("halves thirds")
+        halves[t // 2] += x[t]
+        thirds[t % 3] += x[t]
+        return halves, thirds
+
+    x = np.arange(extent, dtype=np.float32)
+    halves, thirds = sums(x)
+    np.testing.assert_array_equal(halves, np.add.reduceat(x, range(0, extent, 2)))
+    np.testing.assert_array_equal(thirds, [x[r::3].sum() for r in range(3)])
+    assert not caplog.records
