@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from polyopt.dsl.affine import constant
 from polyopt.dsl.expr import Element, Expr, Index, as_expr, free_indices, source_text
-from polyopt.dsl.extents import Extents, known_extents
+from polyopt.dsl.extents import ONE, Extents, known_extents
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle, sugar_indices
 from polyopt.errors import DefinitionError, ShapeError
-
-ONE = constant(1)
 
 
 def elementwise(name: str, build: Callable[..., Expr], operands: Sequence[object]) -> Expr | Handle:
@@ -51,7 +48,7 @@ def broadcast_element(tensor: Handle, indices: Sequence[Index], others: Sequence
     if rank == 0:
         return Element(tensor, ())
     trailing = indices[len(indices) - rank :]
-    extents = known_extents(tensor)
+    extents = known_extents(tensor, only_one=True)
     subscripts = [
         as_expr(0) if extent == ONE and _is_longer(others, rank - position) else index
         for position, (extent, index) in enumerate(zip(extents, trailing, strict=True))
@@ -61,7 +58,7 @@ def broadcast_element(tensor: Handle, indices: Sequence[Index], others: Sequence
 
 def _is_longer(tensors: Sequence[Handle], from_end: int) -> bool:
     """Whether a tensor has a dimension at this distance from the end that is not of extent 1."""
-    return any(rank_of(t) >= from_end and known_extents(t)[-from_end] != ONE for t in tensors)
+    return any(rank_of(t) >= from_end and known_extents(t, only_one=True)[-from_end] != ONE for t in tensors)
 
 
 def _value(operand: object, tensor: Handle, name: str) -> Expr:
@@ -81,7 +78,7 @@ def _value(operand: object, tensor: Handle, name: str) -> Expr:
 def _check_shapes(tensors: Sequence[Handle], rank: int) -> None:
     """Raises `ShapeError` where two constant extents differ and neither is 1."""
     for from_end in range(1, rank + 1):
-        sized = [(t, known_extents(t)[-from_end]) for t in tensors if rank_of(t) >= from_end]
+        sized = [(t, known_extents(t, only_one=True)[-from_end]) for t in tensors if rank_of(t) >= from_end]
         numbers = [(t, e.constant) for t, e in sized if e is not None and e.is_constant and e != ONE]
         for tensor, extent in numbers[1:]:
             if extent != numbers[0][1]:

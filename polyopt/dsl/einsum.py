@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine
-from polyopt.dsl.broadcast import ONE, rank_of
+from polyopt.dsl.broadcast import rank_of
 from polyopt.dsl.expr import Call, Convert, Element, Expr, Index, Literal
-from polyopt.dsl.extents import known_extents
+from polyopt.dsl.extents import ONE, known_extents
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle
 from polyopt.dsl.symbols import as_dtype
@@ -189,7 +189,7 @@ def _extents(contraction: Contraction, tensors: Sequence[Handle]) -> Mapping[str
     """The extents that each label has, over all operands."""
     found: dict[str, list[Affine | None]] = {}
     for tensor, labels in zip(tensors, contraction.operands, strict=True):
-        for label, extent in zip(labels, known_extents(tensor), strict=True):
+        for label, extent in zip(labels, known_extents(tensor, only_one=True), strict=True):
             found.setdefault(label, []).append(extent)
     for label, extents in found.items():
         numbers = {e.constant for e in extents if e is not None and e.is_constant and e != ONE}
@@ -211,7 +211,7 @@ def _element(
     extents: Mapping[str, tuple[Affine | None, ...]],
 ) -> Expr:
     subscripts: list[Expr] = []
-    for label, extent in zip(labels, known_extents(tensor), strict=True):
+    for label, extent in zip(labels, known_extents(tensor, only_one=True), strict=True):
         repeated = extent == ONE and any(other != ONE for other in extents[label])
         subscripts.append(Literal(0) if repeated else indices[label])
     return Element(tensor, tuple(subscripts))

@@ -7,20 +7,57 @@ or with constant offsets, and says None wherever isl would be needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine, AxisRef
 from polyopt.dsl.expr import Choice, Element, Expr, Guarded, Index, Reduction, walk
-from polyopt.dsl.recognise import NotAffine, Scope, affine_of, extent_of
-from polyopt.dsl.state import Definition, Handle
+from polyopt.dsl.recognise import NotAffine, Scope, affine_of, extent_of, try_condition
+from polyopt.dsl.spans import user_span
+from polyopt.dsl.state import Definition, Handle, State
+from polyopt.errors import DefinitionError, Span
 
 Extents = tuple[Affine | None, ...]
+ONE = af.constant(1)
 
 
-def known_extents(tensor: Handle, busy: frozenset[Handle] = frozenset()) -> Extents:
-    """The extent of each dimension where it is plain, else None. For some sizes it may be below 0, and counts as 0."""
+def known_extents(tensor: Handle, *, only_one: bool = False) -> Extents:
+    """The extent of each dimension where it is plain, else None. For some sizes it may be below 0, and counts as 0.
+
+    What it says of a local tensor must stay true (`check_used`). only_one: the caller asks which extents are 1
+    """
+    extents = _extents(tensor, frozenset())
+    if tensor.dims is None and tensor.definitions:
+        kept = tuple(extent if extent == ONE or not only_one else None for extent in extents)
+        if any(extent is not None for extent in kept):
+            tensor.state.used_extents.append((tensor, kept, user_span()))
+    return extents
+
+
+def check_used(state: State) -> None:
+    """Raises `DefinitionError` where definitions changed an extent that was used before them."""
+    last: dict[Handle, Extents] = {}
+    for tensor, used, span in state.used_extents:
+        if tensor not in last:
+            last[tensor] = _extents(tensor, frozenset())
+        for dimension, (before, after) in enumerate(zip(used, last[tensor], strict=True)):
+            if before is not None and before != after:
+                raise DefinitionError(
+                    f"'{tensor.name}' is defined further after its extent was used",
+                    where=tensor.definitions[-1].span,
+                    why=f"dimension {dimension} had {before} elements{_place(span)}, and has "
+                    f"{'others' if after is None else after} with all definitions",
+                    fix=f"write every definition of '{tensor.name}' before that line, or give it shape=.",
+                    facts={"tensor": tensor.name, "dimension": dimension},
+                )
+
+
+def _place(span: Span | None) -> str:
+    return "" if span is None else f" at line {span.line}"
+
+
+def _extents(tensor: Handle, busy: frozenset[Handle]) -> Extents:
     if tensor.dims is not None:
         return tensor.dims
     if tensor.rank is None or tensor in busy:
@@ -91,32 +128,63 @@ class _Ranges:
             i for node in nodes if isinstance(node, Reduction) for i in node.indices if i not in set(indices)
         )
         scope = Scope({index: f"axis{n}" for n, index in enumerate(dict.fromkeys(indices))}, definition.sizes, {})
-        constraints = list(_constraints(definition, nodes, scope, busy))
+        constraints = list(_constraints(definition, scope, busy))
         guarded = any(isinstance(node, Choice | Guarded) or _has_where(node) for node in nodes)
-        alone = _explicit(scope, definition.sizes, upper=True)
-        for subscript, extent, _ in constraints:
-            name = _alone(subscript)
-            if name is not None and name not in _explicit(scope, definition.sizes, upper=True):
-                alone[name] = _pick([alone[name], extent] if name in alone else [extent], greatest=False)
+        fixed = _explicit(scope, definition.sizes, upper=True)
+        given = _extents_alone(constraint for constraint in constraints if constraint.is_given)
+        inferred = _extents_alone(constraint for constraint in constraints if not constraint.is_given)
+        alone = {name: _pick(extents, greatest=False) for name, extents in (inferred | given).items()}
+        alone |= fixed | {scope.axes[i]: None for i in _bound_again(definition, nodes) if scope.axes[i] not in fixed}
         lower = {name: af.constant(0) for name in scope.axes.values()} | _known(
             _explicit(scope, definition.sizes, upper=False)
         )
         first = _Ranges(scope, lower, alone)
-        return first if guarded else first._narrowed([(s, e) for s, e, plain in constraints if plain], definition)
+        bounding = [c for c in constraints if c.is_plain and c.extent is not None and not first._holds(c)]
+        narrowed = first._narrowed(bounding, fixed)
+        if not guarded:
+            return narrowed
+        # Which other reads happen is for isl to find out; it does not matter where they bound nothing more.
+        kept = {name: bound if first.upper.get(name) == bound else None for name, bound in narrowed.upper.items()}
+        return _Ranges(scope, lower, kept)
 
-    def _narrowed(self, constraints: list[tuple[Affine, Affine]], definition: Definition) -> _Ranges:
-        """Upper bounds that also keep `c*i + rest` within its extent."""
-        fixed = _explicit(self.scope, definition.sizes, upper=True)
+    def _narrowed(self, constraints: Sequence[_Constraint], fixed: Mapping[str, Affine | None]) -> _Ranges:
+        """Upper bounds that also keep subscripts within their extents. fixed: ranges that are explicit, by axis"""
         upper = dict(self.upper)
-        for subscript, extent in constraints:
+        for constraint in constraints:
+            subscript = constraint.subscript
             for atom, coefficient in subscript.terms:
-                if not isinstance(atom, AxisRef) or atom.name in fixed or coefficient < 0 or _alone(subscript):
-                    continue
-                rest = self.greatest(subscript - af.axis(atom.name) * coefficient)
-                bound = None if rest is None else (extent - 1 - rest) // coefficient + 1
-                candidates = [upper[atom.name], bound] if atom.name in upper else [bound]
-                upper[atom.name] = _pick(candidates, greatest=False)
+                for name in af.axes_of(Affine(0, ((atom, 1),))) - fixed.keys():
+                    if _alone(subscript) is None:
+                        bound = self._end(constraint, atom, coefficient)
+                        upper[name] = _pick([upper[name], bound] if name in upper else [bound], greatest=False)
         return _Ranges(self.scope, self.lower, upper)
+
+    def _holds(self, constraint: _Constraint) -> bool:
+        """Whether the guards around a read keep its subscript below its extent."""
+        if not constraint.uppers or constraint.extent is None:
+            return False
+        under = _Ranges(self.scope, self.lower, {**self.upper, **constraint.uppers})
+        greatest = under.greatest(constraint.subscript)
+        left = None if greatest is None else constraint.extent - 1 - greatest
+        return left is not None and left.is_constant and left.constant >= 0
+
+    def _end(self, constraint: _Constraint, atom: af.Atom, coefficient: int) -> Affine | None:
+        """The end of an axis such that a subscript in which it occurs in `coefficient * atom` stays in its extent."""
+        assert constraint.extent is not None, "those without one are left out"
+        term = Affine(0, ((atom, coefficient),))
+        greatest, least = self.greatest(constraint.subscript - term), self.greatest(term - constraint.subscript)
+        if isinstance(atom, AxisRef) and coefficient < 0:
+            return None if least is None else (-least) // -coefficient + 1
+        if greatest is None or coefficient < 0:
+            return None
+        end = (constraint.extent - 1 - greatest) // coefficient + 1
+        if isinstance(atom, AxisRef):
+            return end
+        match atom:
+            case af.FloorDiv(Affine(shift, ((AxisRef(), 1),)), divisor):
+                return end * divisor - shift
+            case _:
+                return None
 
     def greatest(self, value: Affine | None) -> Affine | None:
         """The greatest value of an affine expression over the ranges; None where that is not plain."""
@@ -137,19 +205,85 @@ class _Ranges:
         return total
 
 
-def _constraints(
-    definition: Definition, nodes: Sequence[Expr], scope: Scope, busy: frozenset[Handle]
-) -> Iterator[tuple[Affine, Affine, bool]]:
-    """Each affine subscript with the extent it indexes; False where a boundary lets it leave the box."""
-    reads = [(n.tensor, n.subscripts, n.boundary is None) for n in nodes if isinstance(n, Element)]
+@dataclass(frozen=True, slots=True)
+class _Constraint:
+    """An affine subscript and the extent that it indexes, where that is plain.
+
+    is_plain: no boundary lets it leave the box; is_given: the extent is a parameter's, or that of `shape=`
+    uppers:   ends of axes that guards around the read give, exclusive
+    """
+
+    subscript: Affine
+    extent: Affine | None
+    is_plain: bool
+    is_given: bool
+    uppers: Mapping[str, Affine]
+
+
+def _extents_alone(constraints: Iterable[_Constraint]) -> dict[str, list[Affine | None]]:
+    """The extents that each axis indexes where it is the whole subscript."""
+    found: dict[str, list[Affine | None]] = {}
+    for constraint in constraints:
+        name = _alone(constraint.subscript)
+        if name is not None:
+            found.setdefault(name, []).append(constraint.extent)
+    return found
+
+
+def _guarded_reads(root: Expr, scope: Scope) -> Iterator[tuple[Element, Mapping[str, Affine]]]:
+    """Each element that is read, with the ends of axes that the conditions around it give."""
+    pending: list[tuple[Expr, Mapping[str, Affine]]] = [(root, {})]
+    while pending:
+        node, uppers = pending.pop()
+        if isinstance(node, Element):
+            yield node, uppers
+        if isinstance(node, Choice):
+            condition = try_condition(node.condition, scope)
+            then = uppers if condition is None else {**uppers, **_ends(condition)}
+            pending += [(node.condition, uppers), (node.then, then), (node.otherwise, uppers)]
+        else:
+            pending.extend((child, uppers) for child in node.children())
+
+
+def _ends(condition: af.Condition) -> dict[str, Affine]:
+    """The ends, exclusive, of axes that a conjunction bounds alone by what has no axes."""
+    if isinstance(condition, af.And):
+        return {name: end for part in condition.parts for name, end in _ends(part).items()}
+    if not isinstance(condition, af.Compare):
+        return {}
+    if condition.op in ("==", "!="):
+        return {}
+    sign = 1 if condition.op in (">", ">=") else -1
+    least = condition.left * sign - int(condition.op in ("<", ">"))
+    found = {}
+    for atom, coefficient in least.terms:  # 0 <= least
+        rest = least - Affine(0, ((atom, coefficient),))
+        if isinstance(atom, AxisRef) and coefficient < 0 and not af.axes_of(rest):
+            found[atom.name] = rest // -coefficient + 1
+    return found
+
+
+def _bound_again(definition: Definition, nodes: Sequence[Expr]) -> frozenset[Index]:
+    """Indices of the left side that a reduction on the right binds too, where they mean something else."""
+    left = {node for root in definition.subscripts for node in walk(root) if isinstance(node, Index)}
+    return frozenset(index for node in nodes if isinstance(node, Reduction) for index in node.indices if index in left)
+
+
+def _constraints(definition: Definition, scope: Scope, busy: frozenset[Handle]) -> Iterator[_Constraint]:
+    """Each affine subscript of a tensor that is not being defined here."""
+    roots = (*definition.subscripts, definition.value)
+    found = [read for root in roots for read in _guarded_reads(root, scope)]
+    reads = [(n.tensor, n.subscripts, n.boundary is None, uppers) for n, uppers in found]
     if definition.tensor.dims is not None:
-        reads.append((definition.tensor, definition.subscripts, True))
-    for tensor, subscripts, plain in reads:
-        extents = known_extents(tensor, busy)
+        reads.append((definition.tensor, definition.subscripts, True, {}))
+    for tensor, subscripts, plain, uppers in reads:
+        if tensor in busy and tensor.dims is None:
+            continue
+        extents = _extents(tensor, busy)
         for subscript, extent in zip(subscripts, extents, strict=False):
             affine = _affine(subscript, scope)
-            if affine is not None and extent is not None:
-                yield affine, extent, plain
+            if affine is not None:
+                yield _Constraint(affine, extent, plain, tensor.dims is not None, uppers)
 
 
 def _alone(subscript: Affine) -> str | None:

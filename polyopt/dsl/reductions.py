@@ -207,12 +207,10 @@ def _over_axes(
     rank = rank_of(tensor)
     reduced = _axes(kind, axis, rank)
     letters = sugar_indices(rank)
-    extents = known_extents(tensor)
     needs_extents = kind in ("argmax", "argmin") and len(reduced) > 1
-    if needs_extents:
-        extents = require_extents(tensor, kind)
+    extents = require_extents(tensor, kind) if needs_extents else ()
     indices = tuple(
-        Index(letter.name, Literal(0), AffineSize(extents[n])) if needs_extents and n in reduced else letter  # type: ignore[arg-type]
+        Index(letter.name, Literal(0), AffineSize(extents[n])) if needs_extents and n in reduced else letter
         for n, letter in enumerate(letters)
     )
     over = tuple(indices[n] for n in reduced) or (Index("point", Literal(0), Literal(1)),)

@@ -9,7 +9,7 @@ import numpy as np
 
 from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine
-from polyopt.dsl.broadcast import ONE, rank_of
+from polyopt.dsl.broadcast import rank_of
 from polyopt.dsl.expr import (
     AffineSize,
     Call,
@@ -19,7 +19,7 @@ from polyopt.dsl.expr import (
     Literal,
     as_expr,
 )
-from polyopt.dsl.extents import Extents, known_extents
+from polyopt.dsl.extents import ONE, Extents, known_extents
 from polyopt.dsl.recognise import NeedsSizes
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle, sugar_indices
@@ -238,7 +238,7 @@ def _check_alike(pieces: Sequence[Handle], what: str, along: int | None) -> None
     first = pieces[0]
     for piece in pieces[1:]:
         differ = rank_of(piece) != rank_of(first)
-        for axis, pair in enumerate(zip(known_extents(first), known_extents(piece))):
+        for axis, pair in enumerate(zip(known_extents(first, only_one=True), known_extents(piece, only_one=True))):
             one, other = pair
             known = one is not None and other is not None and (one - other).is_constant
             differ = differ or (axis != along and known and one != other)
@@ -253,7 +253,7 @@ def _check_alike(pieces: Sequence[Handle], what: str, along: int | None) -> None
 
 
 def _shape_text(tensor: Handle) -> str:
-    return ", ".join("?" if extent is None else str(extent) for extent in known_extents(tensor))
+    return ", ".join("?" if extent is None else str(extent) for extent in known_extents(tensor, only_one=True))
 
 
 def _pieces(tensors: Sequence[Handle], what: str) -> list[Handle]:
@@ -287,8 +287,8 @@ def matmul(left: object, right: object) -> Handle:
 
 def _batched(tensor: Handle, batch: Sequence[Index], last: tuple[Index, ...], other: Handle) -> Expr:
     count = rank_of(tensor) - len(last)
-    others = known_extents(other)[: max(rank_of(other) - 2, 0)]
-    own = known_extents(tensor)[: max(count, 0)]
+    others = known_extents(other, only_one=True)[: max(rank_of(other) - 2, 0)]
+    own = known_extents(tensor, only_one=True)[: max(count, 0)]
     subscripts: list[Expr] = []
     for position in range(count):
         from_end = count - position

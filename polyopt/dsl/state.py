@@ -84,6 +84,7 @@ class State:
     sizes:      what the names of sizes mean in the op being read; a name that is missing means itself
     conditions: what inlined ops ask of the sizes
     dtypes_due: tensors handed to inlined ops whose parameter fixes a dtype
+    used_extents: extents of local tensors that equations were written with, and where
     """
 
     name: str
@@ -93,6 +94,7 @@ class State:
     definitions: list[Definition] = field(default_factory=list)
     conditions: list[Condition] = field(default_factory=list)
     dtypes_due: list[tuple[Handle, DType, str, Span | None]] = field(default_factory=list)
+    used_extents: list[tuple[Handle, tuple[Affine | None, ...], Span | None]] = field(default_factory=list)
     depth: int = 0
 
     def new_tensor(

@@ -12,7 +12,7 @@ from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine
 from polyopt.dsl.elaborate import elaborate
 from polyopt.dsl.expr import Convert, Element, Expr, InScope, Size, Weakened, free_indices, try_expr, walk
-from polyopt.dsl.extents import known_extents
+from polyopt.dsl.extents import check_used, known_extents
 from polyopt.dsl.ir import Program
 from polyopt.dsl.recognise import InnerSizes, NotAffine, affine_of, extent_of, refusal, size_scope
 from polyopt.dsl.results import Structure, as_result, flatten, value_tensor
@@ -67,6 +67,7 @@ def trace(
         returned = function(*positional, **arguments)
         leaves, structure = flatten(returned, signature)
         results = _as_results(state, leaves, signature.span)
+    check_used(state)
     program = _elaborate(state, parameters, results, signature)
     verify(program)
     return Traced(program, structure)

@@ -390,3 +390,95 @@ def test_a_size_called_as_the_stride_of_an_argument() -> None:
 
     x = np.arange(40.0)[::4]
     assert_array_equal(added(x, np.ones(8)), x + 8)
+
+
+BEFORE = {
+    "mean": lambda y, x: po.mean(y),
+    "reversed": lambda y, x: y[::-1],
+    "last": lambda y, x: y[-1],
+    "shape": lambda y, x: y.shape[0] * x,
+    "reshape": lambda y, x: y.reshape(-1),
+    "concatenate": lambda y, x: po.concatenate([x, y]),
+}
+
+
+@pytest.mark.parametrize("use", BEFORE.values(), ids=BEFORE)
+def test_a_definition_after_the_extent_was_used(use):
+    """The later element was left out."""
+
+    @po.op
+    def op(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = x[i]
+        result = use(y, x)
+        y[N] = 100.0
+        return result
+
+    with pytest.raises(po.DefinitionError, match="'y' is defined further after its extent was used"):
+        op(np.arange(1.0, 5.0))
+
+
+def test_a_definition_after_uses_that_it_does_not_change():
+    @po.op
+    def grown(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = x[i]
+        doubled, total = y * 2, po.sum(y)
+        y[N] = 100.0
+        return doubled, total
+
+    @po.op
+    def counted(x: f64[N]):
+        y = po.tensor("y")
+        y[0] = x[0]
+        first = po.index("first", 1, N)
+        y[first] = 2 * x[first]
+        mean = po.mean(y)
+        y[i] += 1
+        return mean
+
+    x = np.arange(1.0, 5.0)
+    doubled, total = grown(x)
+    assert_array_equal(doubled, [2, 4, 6, 8, 200])
+    assert total == 110
+    assert counted(x) == (2 * x.sum() - x[0]) / 4 + 1
+
+
+NARROWED = {
+    "by data": (lambda x, z: po.where(x[i] > 3, x[i + 1], x[i]), 9),
+    "negative": (lambda x, z: x[i] + z[5 - i], 6),
+    "of a size": (lambda x, z: x[i] + x[N // 2 - i], 6),
+    "quotient": (lambda x, z: x[i] + z[i // 2 + 3], 6),
+    "inner": (lambda x, z: x[i] + po.sum(z[i] * z[i], i), 10),
+    "guarded": (lambda x, z: po.where((i > 0) & (i < N - 1), x[i - 1] + x[i + 1], x[i]), 10),
+    "shifted": (lambda x, z: x[i + 1] - x[i], 9),
+}
+
+
+@pytest.mark.parametrize(("value", "extent"), NARROWED.values(), ids=NARROWED)
+def test_the_extent_that_sugar_takes_is_the_one_that_a_tensor_has(value, extent):
+    """Reads that narrow an index were passed over where they are guarded, reversed or divided."""
+
+    def tensor(x, z):
+        y = po.tensor("y")
+        y[i] = value(x, z)
+        return y
+
+    @po.op
+    def whole(x: f64[N], z: f64[K]):
+        return tensor(x, z), po.mean(tensor(x, z))
+
+    @po.op
+    def turned(x: f64[N], z: f64[K]):
+        return tensor(x, z)[::-1], tensor(x, z)[-1], po.full((), tensor(x, z).shape[0])
+
+    x, z = np.arange(1.0, 11.0), np.arange(6.0)
+    y, mean = whole(x, z)
+    assert len(y) == extent and mean == pytest.approx(y.mean())
+    try:
+        backwards, last, length = turned(x, z)
+    except po.DefinitionError as error:  # it asks for shape= where isl alone can say
+        assert "shape=" in str(error)
+    else:
+        assert_array_equal(backwards, y[::-1])
+        assert (last, length) == (y[-1], extent)
