@@ -29,6 +29,7 @@ from polyopt.runtime.arguments import Arguments
 from polyopt.runtime.arrays import Array, Layout
 from polyopt.runtime.calls import Call, Runs, run_into
 from polyopt.runtime.glance import Glance
+from polyopt.runtime.state import Unchanging
 from polyopt.target import Target
 from polyopt.text import fragment
 
@@ -49,7 +50,7 @@ class Variant:
     structure: Structure
 
 
-class Op:
+class Op(Unchanging):
     """A function of equations, compiled for the arrays it is called with.
 
     `op(x, w)` computes; `op(x, w, out=y)` computes into existing arrays. Inside another op its equations are inlined.

@@ -21,6 +21,7 @@ from polyopt.errors import ArgumentError, BoundsError, DefinitionError, DTypeErr
 from polyopt.problem import Choices, Problem
 from polyopt.runtime import arguments, arrays
 from polyopt.runtime.arguments import Arguments
+from polyopt.runtime.state import constants_key
 from polyopt.target import Target
 
 Value = TypeVar("Value")
@@ -126,7 +127,7 @@ class Equations:
         self, constants: Mapping[str, object], free: Mapping[str, Any], sizes: Callable[[], dict[str, int]]
     ) -> Traced:
         """sizes: asked for where the equations are affine for numbers only"""
-        key = (arguments.constants_key(constants), tuple(free.items()))
+        key = (constants_key(constants), tuple(free.items()))
         try:
             return self._remembered(key, constants, free, None)
         except NeedsSizes:
@@ -135,7 +136,7 @@ class Equations:
     def _trace_with_numbers(
         self, constants: Mapping[str, object], free: Mapping[str, Any], sizes: dict[str, int]
     ) -> Traced:
-        key = (arguments.constants_key(constants), tuple(free.items()), tuple(sizes.items()))
+        key = (constants_key(constants), tuple(free.items()), tuple(sizes.items()))
         return self._remembered(key, constants, free, sizes)
 
     def _remembered(

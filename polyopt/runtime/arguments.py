@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from array import array as packed
-from collections import deque
 from collections.abc import Hashable, Mapping
-from dataclasses import is_dataclass
-from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +15,7 @@ from polyopt.dtypes import DType
 from polyopt.errors import ArgumentError, ShapeError, counted
 from polyopt.runtime import arrays
 from polyopt.runtime.arrays import Array, Layout, Wrap
+from polyopt.runtime.state import constants_key
 
 Free: TypeAlias = "tuple[DType, int, tuple[bool, ...], bool, tuple[int, int] | None]"
 
@@ -205,94 +201,3 @@ def _reach(value: int) -> tuple[int, int]:
 
 
 _BITS = (4, 7, 8, 12, 15, 16, 24, 31, 32, 48, 63, 64)
-
-
-# --- keys -----------------------------------------------------------------------------------------------------
-
-
-def constants_key(constants: Mapping[str, object]) -> Hashable:
-    """A key that differs whenever a compile-time value does (`1`, `1.0` and `True` are three values)."""
-    return tuple((name, frozen(value)) for name, value in constants.items())
-
-
-def frozen(value: object, around: frozenset[int] = frozenset()) -> Hashable:
-    """A hashable stand-in for a constant: containers by content, other objects by their own equality.
-
-    An object that has no equality of its own, or one that may change, is its identity together with the attributes
-    that it has now: equations that were read from `self` are not used again after an attribute changed.
-
-    around: identities of the objects that hold this one; an object inside itself is its identity alone
-    """
-    inside = around | {id(value)}
-    match value:
-        case float():
-            return type(value), value.hex()
-        case np.generic() | np.ndarray():
-            return type(value), value.dtype.str, value.shape, value.tobytes()
-        case memoryview():
-            return memoryview, value.format, value.shape, value.tobytes()
-        case type() | ModuleType() | FunctionType() | BuiltinFunctionType():
-            return type(value), value
-        case MethodType():
-            return MethodType, value.__func__, frozen(value.__self__, around)
-        case partial():
-            return partial, frozen((value.func, value.args, value.keywords), around)
-        case _ if id(value) in around:
-            return type(value), _Identity(value)
-        case dict():
-            content: Hashable = tuple((frozen(key, inside), frozen(item, inside)) for key, item in value.items())
-            return type(value), content, _frozen_state(value, inside)
-        case set() | frozenset():
-            return type(value), frozenset(frozen(item, inside) for item in value), _frozen_state(value, inside)
-        case list() | tuple() | deque() | packed() | bytearray():
-            return type(value), tuple(frozen(item, inside) for item in value), _frozen_state(value, inside)
-        case _ if type(value).__hash__ in (None, object.__hash__) or is_dataclass(value):
-            return type(value), _Identity(value), _frozen_state(value, inside)
-        case _:
-            return type(value), _hashable(value)
-
-
-def _frozen_state(value: object, around: frozenset[int]) -> Hashable:
-    """The attributes that an object has now: its class's, in slots, and in `__dict__`."""
-    found: dict[str, object] = {}
-    for owner in reversed(type(value).__mro__):
-        if owner.__module__ != "builtins":
-            found.update((name, part) for name, part in vars(owner).items() if _is_data(name, part))
-    slots = (slot for owner in type(value).__mro__ for slot in _slots(owner))
-    found.update((slot, getattr(value, slot)) for slot in slots if hasattr(value, slot))
-    found.update(getattr(value, "__dict__", {}))
-    return tuple((name, frozen(part, around)) for name, part in found.items())
-
-
-def _is_data(name: str, part: object) -> bool:
-    """Whether an attribute of a class is a value, and neither a method nor what makes other attributes."""
-    return not name.startswith("__") and not callable(part) and not hasattr(type(part), "__get__")
-
-
-def _slots(owner: type) -> tuple[str, ...]:
-    slots = owner.__dict__.get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
-
-
-def _hashable(value: object) -> Hashable:
-    try:
-        hash(value)
-    except (TypeError, ValueError):
-        return _Identity(value)
-    return value
-
-
-class _Identity:
-    """Stands for an object that cannot be hashed: equal to stand-ins of the very same object, which it keeps alive."""
-
-    __slots__ = ("_object",)
-
-    def __init__(self, value: object) -> None:
-        self._object = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other._object is self._object
-
-    def __hash__(self) -> int:
-        return id(self._object)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 import functools
+import logging
 import os
 import subprocess
 import sys
+import threading
 from array import array
 from collections import deque
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ from numpy.testing import assert_array_equal
 
 import polyopt as po
 from polyopt import f32, f64
+from polyopt.runtime.state import constants_key
 
 N = po.size("N")
 i = po.index("i")
@@ -140,6 +146,216 @@ def test_attributes_of_classes_and_of_what_is_bound_count() -> None:
         assert kept.amplified(np.ones(1)) == 10
     finally:
         Filter.gain = 2.0
+
+
+class Private:
+    __slots__ = ("__gain",)
+
+    def __init__(self, gain: float) -> None:
+        self.__gain = gain
+
+    def become(self, gain: float) -> None:
+        self.__gain = gain
+
+    @po.op
+    def amplified(self, x: f64[N]):
+        y = po.tensor("y")
+        y[i] = x[i] * self.__gain
+        return y
+
+
+def test_private_slots_count() -> None:
+    kept = Private(2.0)
+    assert kept.amplified(np.ones(1)) == 2
+    kept.become(5.0)
+    assert kept.amplified(np.ones(1)) == 5
+
+
+@po.op
+def amplified(x: f64[N], settings):
+    y = po.tensor("y")
+    y[i] = x[i] * settings.gain
+    return y
+
+
+def test_attributes_of_classes_that_are_values_count() -> None:
+    class Settings:
+        gain = 2.0
+
+    class Model(Settings):
+        used = Settings
+
+        table = staticmethod(functools.partial(max, [1.0]))
+
+        @classmethod
+        @po.op
+        def of_class(cls, x: f64[N]):
+            y = po.tensor("y")
+            y[i] = x[i] * cls.gain
+            return y
+
+        @po.op
+        def of_inner(self, x: f64[N]):
+            y = po.tensor("y")
+            y[i] = x[i] * self.used.gain * self.table()
+            return y
+
+    def results() -> list[float]:
+        x = np.ones(1)
+        given = [amplified(x, Settings), amplified(x, Model), amplified(x, settings=Model())]
+        return [float(y[0]) for y in (*given, Model.of_class(x), Model().of_inner(x))]
+
+    assert set(results()) == {2.0}
+    Settings.gain = 5.0
+    assert set(results()) == {5.0}
+    vars(Model)["table"].__func__.args[0].append(2.0)
+    assert results() == [5.0, 5.0, 5.0, 5.0, 10.0]
+
+
+def test_methods_that_were_replaced_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Filter()
+    kept.held = kept.own_gain
+    assert kept.called(np.ones(1)) == 2
+    monkeypatch.setattr(Filter, "own_gain", lambda _: 3.0)
+    kept.held = kept.own_gain
+    assert kept.called(np.ones(1)) == 3
+
+
+def test_what_arrays_of_objects_hold_counts() -> None:
+    inner: list[float] = [2.0]
+    table = np.array([None, 0], dtype=object)
+    table[0] = inner
+    kept = Filter(functools.partial(lambda held: held[0][0], table))
+    assert kept.called(np.ones(1)) == 2
+    inner[0] = 5.0
+    assert kept.called(np.ones(1)) == 5
+
+
+class Named:
+    """Equal to others of its name, whatever its gain."""
+
+    def __init__(self, name: str, gain: float) -> None:
+        self.name, self.gain = name, gain
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Named) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def test_attributes_of_objects_that_are_equal_count() -> None:
+    first = Named("a", 2.0)
+    assert amplified(np.ones(1), first) == 2
+    first.gain = 5.0
+    assert amplified(np.ones(1), first) == 5
+    assert amplified(np.ones(1), Named("a", 7.0)) == 7
+
+
+class Part:
+    def __init__(self, gain: float = 2.0) -> None:
+        self.gain = gain
+        self.others: list[Part] = []
+
+
+def test_objects_that_know_one_another_are_told_apart() -> None:
+    """The same parts, joined in other ways, are other values."""
+
+    def gain(parts: list[Part]) -> float:
+        return parts[0].others[0].gain
+
+    one, two = Part(2.0), Part(3.0)
+    one.others, two.others = [one, two], [two, one]
+    kept = Filter(functools.partial(gain, [one, two]))
+    assert kept.called(np.ones(1)) == 2
+    one.others.reverse()
+    assert kept.called(np.ones(1)) == 3
+    two.gain = 4.0
+    assert kept.called(np.ones(1)) == 4
+    shared: list[float] = [1.0]
+    assert constants_key({"p": [shared, shared]}) == constants_key({"p": [shared, shared]})
+    assert constants_key({"p": [shared, [1.0], [2.0]]}) != constants_key({"p": [shared, [2.0], [1.0]]})
+    assert constants_key({"p": [[1, 2], 3]}) != constants_key({"p": [[1, 2, 3]]})
+    assert constants_key({"p": [], "q": [1]}) != constants_key({"p": [1], "q": []})
+
+
+def test_equal_values_made_anew_share_a_key() -> None:
+    def make() -> dict[str, object]:
+        numbers = [1, 1.5, "a", (2, [3]), {"k": {4}}, np.ones(2), np.float32(1), 2j, range(3), slice(1, 2)]
+        return {
+            "p": [*numbers, Fraction(1, 2), Decimal(2), Path("a"), Shade.DARK, Part, len, np.dtype("f4"), deque([1])]
+        }
+
+    assert constants_key(make()) == constants_key(make())
+    assert hash(constants_key(make())) == hash(constants_key(make()))
+
+
+class Shade(enum.Enum):
+    DARK = 1
+    LIGHT = 2
+
+
+def test_members_of_an_enumeration_are_told_apart() -> None:
+    dark, light = (constants_key({"p": shade}) for shade in Shade)
+    assert dark != light
+
+
+def deep_list() -> Any:
+    """Lists in lists, deeper than Python recurses."""
+    held: list[Any] = [1.0]
+    for _ in range(20_000):
+        held = [held]
+    return held
+
+
+def linked_parts() -> Any:
+    first = Part()
+    for _ in range(20_000):
+        last, first = first, Part()
+        first.others = [last]
+    return first
+
+
+def shared_lists() -> Any:
+    """Two to the power of 60 paths."""
+    held: list[Any] = [1.0]
+    for _ in range(60):
+        held = [held, held]
+    return held
+
+
+def acquainted_parts() -> Any:
+    parts = [Part() for _ in range(30)]
+    for part in parts:
+        part.others = parts
+    return parts[0]
+
+
+@pytest.mark.parametrize("make", [deep_list, linked_parts, shared_lists, acquainted_parts])
+def test_what_an_object_reaches_is_looked_through_once_in_each_call(make: Callable[[], Any]) -> None:
+    """By every path it took more than a lifetime, and recursion stopped at a thousand levels."""
+    kept = Filter(make())
+    assert kept.amplified(np.ones(1)) == 2
+    kept.gain = 3.0
+    assert kept.amplified(np.ones(1)) == 3
+
+
+def test_ops_loggers_and_threads_count_by_identity() -> None:
+    """What they hold changes all the time, in ops with every call."""
+    held = [double, logging.getLogger("polyopt.a"), threading.Thread(), threading.Lock(), threading.Event(), np]
+    before = constants_key({"p": held})
+    double(np.ones(7))
+    logging.getLogger("polyopt.a.b")
+    held[4].set()
+    assert constants_key({"p": held}) == before
+
+    class Worker(threading.Thread):
+        gain = 2.0
+
+    worker = Worker()
+    assert amplified(np.ones(1), worker) == 2
+    worker.gain = 3.0
+    assert amplified(np.ones(1), worker) == 3
 
 
 # --- einsum -----------------------------------------------------------------------------------------------------------
