@@ -225,9 +225,10 @@ class Op(Unchanging):
             return self
         target = compilation.choose_target(self._choices.target)
         compilation.check_runs_here(target)
-        problem = self._equations.problem_for_values(self._by_name(args, kwargs), target)
-        make = compilation.kernel_for if target.gpu is None else compilation.gpu_kernel_for
-        self._ahead.append(make(problem))
+        make: Callable[[Problem], object] = compilation.kernel_for
+        if target.gpu is not None:
+            make = compilation.gpu_kernel_for
+        self._ahead.append(self._equations.apply_to_values(make, self._by_name(args, kwargs), target))
         return self
 
     @ends_at_the_user
@@ -235,7 +236,7 @@ class Op(Unchanging):
         """The stages of the compilation for sizes or for arrays; sizes that are left out stay symbolic."""
         machine = compilation.choose_target(target or self._choices.target)
         if not self._is_call(args, kwargs):
-            return compilation.lower(self._equations.problem_for_values(self._by_name(args, kwargs), machine))
+            return self._equations.apply_to_values(compilation.lower, self._by_name(args, kwargs), machine)
         given = arguments.bind(self.signature, args, kwargs)
         return self._equations.apply(lambda traced: self._lower_traced(traced, given, machine), given)
 
@@ -286,7 +287,8 @@ class Op(Unchanging):
 
     def problem(self, /, **values: Any) -> Problem:
         """What a compile for these sizes and compile-time values decides on, as `polyopt.tuning` takes it."""
-        return self._equations.problem_for_values(values, compilation.choose_target(self._choices.target))
+        target = compilation.choose_target(self._choices.target)
+        return self._equations.apply_to_values(_resolvable, values, target)
 
     def describe(self, /, **values: Any) -> str:
         """The signature and the equations, for these sizes and compile-time values where the equations depend on them.
@@ -458,6 +460,12 @@ def _results(call: Runs, inputs: Mapping[str, Array]) -> list[Array]:
     results = call.new_results()
     call.run(tuple(inputs.values()), results)
     return results
+
+
+def _resolvable(problem: Problem) -> Problem:
+    """The problem, once ranges and shapes are found to hold together."""
+    compilation.resolve(problem.program)
+    return problem
 
 
 def _strided(layouts: Mapping[str, Layout]) -> dict[str, Layout]:

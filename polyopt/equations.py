@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,20 +45,29 @@ class Equations:
         return self._trace(given.constants, given.free, sizes)
 
     def apply(self, use: Callable[[Traced], Value], given: Arguments) -> Value:
-        """What `use` makes of the equations for arguments like these.
+        """What `use` makes of the equations for arguments like these."""
+        sizes = functools.partial(solve_sizes, self._signature, None, given.shapes)
+        return self._apply(use, given.constants, given.free, sizes)
 
-        Where they do not hold together with symbolic sizes, they are read once more with numbers for sizes: then
-        slices clip as NumPy's do (`x[-3:]` of two elements), those of one element are broadcast (`x[:1]`), and
+    def _apply(
+        self,
+        use: Callable[[Traced], Value],
+        constants: Mapping[str, object],
+        free: Mapping[str, Any],
+        sizes: Callable[[], dict[str, int]],
+    ) -> Value:
+        """What `use` makes of the equations, where they do not hold together with symbolic sizes, with numbers.
+
+        Then slices clip as NumPy's do (`x[-3:]` of two elements), those of one element are broadcast (`x[:1]`), and
         sugar can say that two shapes do not fit together.
         """
         try:
-            return use(self.traced(given))
+            return use(self._trace(constants, free, sizes))
         except (DefinitionError, BoundsError, ShapeError) as first:
             if self._choices.dynamic:
                 raise
             try:
-                sizes = solve_sizes(self._signature, None, given.shapes)
-                return use(self._trace_with_numbers(given.constants, given.free, sizes))
+                return use(self._trace_with_numbers(constants, free, sizes()))
             except DTypeError as clearer:
                 raise clearer from None
             except ShapeError as clearer:
@@ -82,15 +91,25 @@ class Equations:
 
     def traced_for_values(self, values: Mapping[str, Any]) -> Traced:
         """The equations for compile-time values. Raises `ArgumentError` where those of an argument are needed."""
+        return self._trace(self._constants(values), {}, lambda: self._sizes(values))
+
+    def apply_to_values(self, use: Callable[[Problem], Value], values: Mapping[str, Any], target: Target) -> Value:
+        """What `use` makes of the problem for sizes and compile-time values; sizes that are left out stay symbolic."""
+        sizes = self._sizes(values)
+        known = _size_names(self._signature)
+
+        def use_problem(traced: Traced) -> Value:
+            known.update(traced.program.sizes)
+            _check_sizes(sizes, known, self._signature)
+            return use(self.problem(traced, sizes, target))
+
+        numbers = {name: int(size) for name, size in sizes.items() if _is_size(size)}
+        return self._apply(use_problem, self._constants(values), {}, lambda: numbers)
+
+    def _constants(self, values: Mapping[str, Any]) -> dict[str, object]:
         constants = {p.name: values.get(p.name, p.default) for p in self._signature.parameters if _is_known(p, values)}
         self._refuse_unannotated(constants)
-        return self._trace(constants, {}, lambda: self._sizes(values))
-
-    def problem_for_values(self, values: Mapping[str, Any], target: Target) -> Problem:
-        """The problem for sizes and compile-time values; sizes that are left out stay symbolic."""
-        traced, sizes = self.traced_for_values(values), self._sizes(values)
-        _check_sizes(sizes, traced, self._signature)
-        return self.problem(traced, sizes, target)
+        return constants
 
     def _sizes(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if name not in self._names}
@@ -167,26 +186,29 @@ def _is_known(parameter: Parameter, values: Mapping[str, Any]) -> bool:
     return parameter.has_default and arguments.is_constant(parameter, parameter.default)
 
 
-def _check_sizes(sizes: Mapping[str, Any], traced: Traced, signature: Signature) -> None:
+def _check_sizes(sizes: Mapping[str, Any], known: Collection[str], signature: Signature) -> None:
     """Raise `ArgumentError` for a size that the op does not have, or that is no size."""
-    known = sorted(_size_names(signature) | set(traced.program.sizes))
     for name, value in sizes.items():
         if name not in known:
             raise ArgumentError(
                 f"'{signature.name}' has no size or compile-time parameter '{name}'",
                 where=signature.span,
-                why=f"its sizes are {', '.join(known) or 'none'}",
+                why=f"its sizes are {', '.join(sorted(known)) or 'none'}",
                 fix="set only sizes and compile-time parameters of the op",
-                facts={"size": name, "sizes": tuple(known)},
+                facts={"size": name, "sizes": tuple(sorted(known))},
             )
-        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not is_whole or not 0 <= value <= arrays.MAX_EXTENT:
+        if not _is_size(value):
             raise ArgumentError(
                 f"size '{name}' cannot be {value!r}",
                 why="a size is a whole number from 0 to 2**63 - 1",
                 fix=f"{name}=512, for example",
                 facts={"size": name},
             )
+
+
+def _is_size(value: Any) -> bool:
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_whole and bool(0 <= value <= arrays.MAX_EXTENT)
 
 
 def _size_names(signature: Signature) -> set[str]:

@@ -482,3 +482,33 @@ def test_the_extent_that_sugar_takes_is_the_one_that_a_tensor_has(value, extent)
     else:
         assert_array_equal(backwards, y[::-1])
         assert (last, length) == (y[-1], extent)
+
+
+def test_slices_fit_ahead_of_a_call_as_they_do_in_it() -> None:
+    """Numbers for sizes by name were put in where the equations had been read without them."""
+    K = po.size("K")
+
+    @po.op
+    def joined(x: f64[N]):
+        t = po.index("t", extent=K)
+        z = po.tensor("z")
+        z[t] = po.cast(t, f64)
+        return x[:1] + x, x[-3:], z
+
+    lowered = joined.lower(N=2, K=3)
+    assert "f64[2]" in str(lowered.rewritten) and "f64[3]" in str(lowered.rewritten)
+    assert joined.compile(N=np.int64(2), K=3) is joined
+    assert not joined.problem(N=2, K=3).program.sizes
+    with pytest.raises(po.ArgumentError, match="no size or compile-time parameter 'Q'"):
+        joined.lower(N=2, K=3, Q=1)
+    with pytest.raises(po.ArgumentError, match="size 'N' cannot be -2"):
+        joined.compile(N=-2, K=3)
+    with pytest.raises(po.ShapeError, match="2 and 5"):
+        po.op(lambda x: x[:2] + x).lower(np.zeros(5))
+
+    @po.op
+    def unfit(x: f64[N]):
+        return x[:2] + x
+
+    with pytest.raises(po.ShapeError, match="2 and 5"):
+        unfit.lower(N=5)
