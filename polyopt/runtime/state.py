@@ -111,7 +111,7 @@ class _Walk:
 
     def note_content(self, value: Any, kind: type) -> None:
         """Note what is inside a value that is no set of attributes; what cannot be seen is its own equality."""
-        read = next((_READ[base] for base in kind.__mro__ if base in _READ), None)
+        read = _reader(kind)
         if read is not None:
             facts, parts = read(value)
             self.found.append(facts)
@@ -157,9 +157,9 @@ class _Walk:
             owners[owner] = ()
             if owner in _LIBRARY or owner.__flags__ & _CAN_CHANGE != _IS_HEAP_TYPE:
                 continue
-            mark = "_" if type(owner) is enum.EnumMeta else "__"  # around the names that the language reserves
-            own = vars(owner).copy().items()
-            held = {name: part for name, part in own if not (name.startswith(mark) and name.endswith(mark))}
+            width = 1 if type(owner) is enum.EnumMeta else 2  # of the underscores around names that Python reserves
+            mark, own = "__"[:width], vars(owner).copy()
+            held = {name: part for name, part in own.items() if not name[:width] == mark == name[-width:]}
             owners[owner] = [part for part in held.values() if type(part) is MemberDescriptorType]
             self.found.append(len(held))
             self.found.extend(held)
@@ -244,6 +244,13 @@ _READ: Mapping[type, Callable[[Any], Content]] = {
 
 _BUILT_IN = frozenset(_READ) - {partial}
 """Types of values that have no attributes of their own; their subclasses may."""
+
+
+def _reader(kind: type) -> Callable[[Any], Content] | None:
+    for base in kind.__mro__:
+        if base in _READ:
+            return _READ[base]
+    return None
 
 
 def _has_equality(value: object, kind: type) -> bool:
