@@ -10,8 +10,9 @@ import numpy as np
 from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine
+from polyopt.dsl.constants import integer_range
 from polyopt.dsl.elaborate import elaborate
-from polyopt.dsl.expr import Convert, Element, Expr, InScope, Size, Weakened, free_indices, try_expr, walk
+from polyopt.dsl.expr import AffineSize, Convert, Element, Expr, InScope, Size, Weakened, free_indices, try_expr, walk
 from polyopt.dsl.extents import check_used, known_extents
 from polyopt.dsl.ir import Program
 from polyopt.dsl.recognise import InnerSizes, NotAffine, affine_of, extent_of, refusal, size_scope
@@ -22,7 +23,7 @@ from polyopt.dsl.state import Handle, State, activated, active, require
 from polyopt.dsl.tensor import Tensor
 from polyopt.dsl.verify import verify
 from polyopt.dtypes import DType
-from polyopt.errors import ArgumentError, DefinitionError, ShapeError, Span
+from polyopt.errors import ArgumentError, DefinitionError, DTypeError, ShapeError, Span
 
 Given = Mapping[
     str,
@@ -197,8 +198,7 @@ def inline(
     outer, span = state.sizes, user_span()
     sizes = InnerSizes()
     arguments = {p.name: _inlined(state, p, bound[p.name], outer, span) for p in signature.parameters}
-    for parameter in signature.parameters:
-        _bind_sizes(state, parameter, arguments[parameter.name], sizes, span)
+    _bind_sizes(state, signature, arguments, sizes, span)
     state.sizes = sizes
     try:
         positional = [
@@ -234,7 +234,8 @@ def _bound(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any
 def _inlined(state: State, parameter: Parameter, value: Any, sizes: Mapping[str, Affine], span: Span | None) -> Any:
     """An argument as the inner function sees it. What mentions sizes keeps the caller's meaning of them."""
     if parameter.kind == "constant":
-        return value
+        meant = _in_root(value, sizes)
+        return meant if isinstance(meant, Expr) else checked_constant(parameter, meant)
     if isinstance(value, Handle):
         rank = len(parameter.dims)
         if parameter.kind in ("tensor", "scalar"):
@@ -245,7 +246,7 @@ def _inlined(state: State, parameter: Parameter, value: Any, sizes: Mapping[str,
     expr = try_expr(value)
     if expr is None:
         if parameter.kind == "unannotated":
-            return value
+            return _in_root(value, sizes)
         raise ArgumentError(
             f"parameter '{parameter.name}' is given {type(value).__name__}",
             where=span,
@@ -260,6 +261,7 @@ def _inlined_value(state: State, parameter: Parameter, expr: Expr, value: Any) -
         return expr if isinstance(value, Expr) else value
     assert parameter.dtype is not None, "a typed parameter has a dtype"
     if parameter.kind == "scalar":
+        _check_number(parameter, value, expr.span)
         return Convert(expr, parameter.dtype)
     free = free_indices(expr)
     if parameter.dims or free:
@@ -287,44 +289,130 @@ def _check_inlined_rank(parameter: Parameter, tensor: Handle, rank: int, span: S
         )
 
 
-def _bind_sizes(state: State, parameter: Parameter, value: Any, sizes: InnerSizes, span: Span | None) -> None:
-    """Gives the names of sizes in a parameter's annotation their meaning; two meanings of one name must agree."""
-    if parameter.kind != "tensor" or not isinstance(value, Handle):
+def _in_root(value: Any, sizes: Mapping[str, Affine]) -> Any:
+    """A compile-time value with the caller's meaning of the sizes in it, as the inner op has names of its own."""
+    if type(value) in (tuple, list):
+        return type(value)(_in_root(part, sizes) for part in value)
+    if type(value) is dict:
+        return {key: _in_root(part, sizes) for key, part in value.items()}
+    if not isinstance(value, Expr):
+        return value
+    try:
+        return AffineSize(affine_of(value, size_scope(sizes)))
+    except NotAffine:
+        return InScope(value, sizes)
+
+
+def _check_number(parameter: Parameter, value: Any, span: Span | None) -> None:
+    """Raises `DTypeError` or `ArgumentError` where a number is none of the parameter's dtype, as at a call."""
+    assert parameter.dtype is not None, "a scalar has a dtype"
+    if not isinstance(value, bool | int | float | np.number) or parameter.dtype.is_float or parameter.dtype.is_bool:
         return
-    for position, (dim, extent) in enumerate(zip(parameter.dims, known_extents(value), strict=True)):
-        if extent is None:
-            names = (node.name for node in walk(dim) if isinstance(node, Size) and node.name not in sizes)
-            sizes.unknown.update(dict.fromkeys(names, value.name))
+    facts = {"parameter": parameter.name, "dtype": str(parameter.dtype)}
+    if isinstance(value, float | np.floating):
+        raise DTypeError(
+            f"the scalar '{parameter.name}' is {value!r}, but the signature says {parameter.dtype}",
+            where=span,
+            fix=f"convert it: po.cast(..., {parameter.dtype}).",
+            facts=facts,
+        )
+    low, high = integer_range(parameter.dtype)
+    if not low <= value <= high:
+        raise ArgumentError(
+            f"the scalar '{parameter.name}' is {value}, which does not fit in {parameter.dtype}",
+            where=span,
+            fix="change the annotation to a wider dtype",
+            facts=facts,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """An extent of a parameter. wanted: over the inner op's sizes; given: what the tensor has, over the root's"""
+
+    parameter: Parameter
+    position: int
+    wanted: Affine
+    given: Affine
+    tensor: Handle
+
+
+def _bind_sizes(
+    state: State, signature: Signature, arguments: Mapping[str, Any], sizes: InnerSizes, span: Span | None
+) -> None:
+    """Gives the names of sizes in annotations their meaning, as a call does; two meanings of one name must agree."""
+    pending: list[_Extent] = []
+    for parameter in signature.parameters:
+        value = arguments[parameter.name]
+        if parameter.kind != "tensor" or not isinstance(value, Handle):
             continue
-        try:
-            wanted = affine_of(dim, size_scope({}))
-        except NotAffine as problem:
-            raise refusal(problem, f"an extent of parameter '{parameter.name}' is not affine in sizes") from None
-        unsolved = [atom for atom, _ in wanted.terms if isinstance(atom, af.SizeRef) and atom.name not in sizes]
-        if len(unsolved) == 1 and wanted.coefficient(unsolved[0]) == 1:
-            rest = af.substitute(wanted - af.size(unsolved[0].name), lambda atom: sizes.get(getattr(atom, "name", "")))
-            sizes[unsolved[0].name] = extent - rest
-            sizes.unknown.pop(unsolved[0].name, None)
-        elif not unsolved:
-            _require_equal(state, parameter, position, _in_scope(wanted, sizes), extent, value, span)
+        for position, (dim, extent) in enumerate(zip(parameter.dims, known_extents(value), strict=True)):
+            sizes.unknown.update(dict.fromkeys((n.name for n in walk(dim) if isinstance(n, Size)), value.name))
+            if extent is not None:
+                pending.append(_Extent(parameter, position, _annotated(parameter, dim), extent, value))
+    while pending:
+        left = [extent for extent in pending if not _solve(state, extent, sizes, span)]
+        if len(left) == len(pending):
+            return  # what is still open is unknown
+        pending = left
+
+
+def _annotated(parameter: Parameter, dim: Expr) -> Affine:
+    try:
+        return affine_of(dim, size_scope({}))
+    except NotAffine as problem:
+        raise refusal(problem, f"an extent of parameter '{parameter.name}' is not affine in sizes") from None
+
+
+def _solve(state: State, extent: _Extent, sizes: InnerSizes, span: Span | None) -> bool:
+    """Uses one extent: checks it where all its sizes are known, solves it where one is missing; False for later."""
+    open_sizes = [name for name in af.sizes_of(extent.wanted) if name not in sizes]
+    if not open_sizes:
+        _require_equal(state, extent, _in_scope(extent.wanted, sizes), span)
+        return True
+    name, factor = open_sizes[0], extent.wanted.coefficient(af.SizeRef(open_sizes[0]))
+    rest = extent.wanted - af.size(name) * factor
+    if len(open_sizes) > 1 or factor <= 0 or name in af.sizes_of(rest):
+        return False
+    times = extent.given - _in_scope(rest, sizes)
+    value = times // factor
+    if times.is_constant and (times.constant % factor or times.constant < 0):
+        raise ShapeError(
+            f"{extent.parameter.name}.shape[{extent.position}] is {extent.given} in '{extent.tensor.name}', "
+            f"which '{extent.wanted}' cannot be",
+            where=span,
+            fix="pass a tensor whose extents fit.",
+            facts={"parameter": extent.parameter.name, "dimension": extent.position},
+        )
+    if not (times % factor).is_constant:
+        state.conditions.append(af.Compare(times % factor, "=="))
+    if not af.is_nonnegative(times):
+        state.conditions.append(af.Compare(times, ">="))
+    sizes[name] = value
+    sizes.unknown.pop(name, None)
+    return True
 
 
 def _in_scope(affine: Affine, sizes: Mapping[str, Affine]) -> Affine:
     return af.substitute(affine, lambda atom: sizes.get(atom.name) if isinstance(atom, af.SizeRef) else None)
 
 
-def _require_equal(
-    state: State, parameter: Parameter, position: int, wanted: Affine, extent: Affine, tensor: Handle, span: Span | None
-) -> None:
-    difference = wanted - extent
+def _require_equal(state: State, extent: _Extent, wanted: Affine, span: Span | None) -> None:
+    difference = wanted - extent.given
     if not difference.is_constant:
         state.conditions.append(af.Compare(difference, "=="))
     elif difference.constant:
         raise ShapeError(
-            f"dimension {position} of '{parameter.name}' has extent {wanted}, and {extent} in '{tensor.name}'",
+            f"dimension {extent.position} of '{extent.parameter.name}' has extent {wanted}, and {extent.given} in "
+            f"'{extent.tensor.name}'",
             where=span,
             fix="pass a tensor whose extents fit.",
-            facts={"parameter": parameter.name, "dimension": position, "wanted": str(wanted), "given": str(extent)},
+            facts={
+                "parameter": extent.parameter.name,
+                "dimension": extent.position,
+                "wanted": str(wanted),
+                "given": str(extent.given),
+            },
         )
 
 

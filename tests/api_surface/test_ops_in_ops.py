@@ -1,0 +1,167 @@
+"""Ops that call ops: what a call by the user checks and converts, a call by an op does too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import polyopt as po
+from polyopt import f64, i32
+
+M, N, K = po.sizes("M N K")
+X = np.arange(1.0, 9.0)
+
+
+@po.op
+def halves(x: f64[2 * N]) -> object:
+    y, t = po.tensor("y"), po.index("t", extent=N)
+    y[t] = x[t] * po.cast(N, f64)
+    return y
+
+
+@po.op
+def pairs(x: f64[2 * N], y: f64[N]) -> object:
+    return po.sum(x) + po.sum(y)
+
+
+@po.op
+def joined(x: f64[M + N], y: f64[M], z: f64[N]) -> object:
+    return po.sum(x) + po.sum(y) + po.sum(z)
+
+
+@po.op
+def differences(a: f64[N + 1]) -> object:
+    z, t = po.tensor("z"), po.index("t", extent=N)
+    z[t] = a[t + 1] - a[t]
+    return z
+
+
+def ones(*extents: int) -> list[Any]:
+    return [np.ones(n) for n in extents]
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_a_size_within_an_extent_is_the_callees_own(*, is_dynamic: bool) -> None:
+    """A size that has a factor in the annotation meant the caller's size of its name."""
+
+    @po.op(dynamic=is_dynamic)
+    def of_one_name(x: f64[N]) -> object:
+        return halves(x)
+
+    @po.op(dynamic=is_dynamic)
+    def of_another(x: f64[K]) -> object:
+        return halves(x)
+
+    for caller in (of_one_name, of_another):
+        assert_array_equal(caller(X), halves(X))
+        with pytest.raises(po.ShapeError):
+            caller(X[:7])
+
+
+@pytest.mark.parametrize(
+    ("callee", "extents", "fits"),
+    [
+        (pairs, (8, 4), True),
+        (pairs, (8, 3), False),
+        (joined, (8, 3, 5), True),
+        (joined, (8, 3, 2), False),
+        (differences, (1,), True),
+        (differences, (0,), False),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, po.Op) else str(value),
+)
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_extents_of_a_callee_are_checked(
+    callee: po.Op, extents: tuple[int, ...], *, fits: bool, is_dynamic: bool
+) -> None:
+    @po.op(dynamic=is_dynamic)
+    def one(a: f64[K]) -> object:
+        return callee(a)
+
+    @po.op(dynamic=is_dynamic)
+    def two(a: f64[N], b: f64[K]) -> object:
+        return callee(a, b)
+
+    @po.op(dynamic=is_dynamic)
+    def three(a: f64[K], b: f64[N], c: f64[M]) -> object:
+        return callee(a, b, c)
+
+    caller = (one, two, three)[len(extents) - 1]
+    if fits:
+        assert_array_equal(caller(*ones(*extents)), callee(*ones(*extents)))
+        return
+    for op in (callee, caller):
+        with pytest.raises(po.ShapeError):
+            op(*ones(*extents))
+
+
+def test_a_size_that_is_handed_over_is_the_callers() -> None:
+    """It meant the callee's size of its name."""
+
+    @po.op
+    def repeated(w: f64[N], steps: int) -> object:
+        t = po.index("t", extent=steps)
+        return po.sum(po.cast(t, f64), t) + w
+
+    @po.op
+    def filled(w: f64[N], shape) -> object:
+        return po.ones(shape)
+
+    @po.op
+    def caller(a: f64[N], w: f64[M]) -> object:
+        return repeated(w, N), repeated(w, N - 1), repeated(w, a.shape[0]), filled(w, (N, 2)), filled(w, [N, M])
+
+    w = np.zeros(8)
+    results = caller(np.ones(4), w)
+    for result, expected in zip(results[:3], (6.0, 3.0, 6.0)):
+        assert_array_equal(result, w + expected)
+    assert [result.shape for result in results[3:]] == [(4, 2), (4, 8)]
+
+
+@po.op
+def scaled(x: i32[N], a: float) -> object:
+    return x * a
+
+
+@po.op
+def counted(x: f64[N], a: int) -> object:
+    return x * a
+
+
+@po.op
+def by_scalar(x: f64[N], a: i32) -> object:
+    return x * a
+
+
+def with_number(callee: po.Op, number: Any) -> po.Op:
+    """An op that hands a number on."""
+
+    @po.op
+    def caller(x) -> object:
+        return callee(x, number)
+
+    return caller
+
+
+def test_a_number_is_converted_as_at_a_call() -> None:
+    x = np.array([1, 2**30], np.int32)
+    result = with_number(scaled, 2)(x)
+    assert result.dtype == scaled(x, 2).dtype == np.float64
+    assert_array_equal(result, scaled(x, 2))
+    for callee in (counted, by_scalar):
+        for number in (3, np.int8(3)):
+            assert_array_equal(with_number(callee, number)(X), 3 * X)
+
+
+@pytest.mark.parametrize(
+    ("callee", "number", "error"),
+    [(counted, 2.5, po.ArgumentError), (by_scalar, 2.7, po.DTypeError), (by_scalar, 2**40, po.ArgumentError)],
+)
+def test_a_number_is_refused_as_at_a_call(callee: po.Op, number: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        callee(X, number)
+    with pytest.raises(error):
+        with_number(callee, number)(X)
