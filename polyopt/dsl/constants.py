@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -86,26 +87,92 @@ def integer_range(dtype: DType) -> tuple[int, int]:
 
 
 def reach(node: ir.Expr, known: Mapping[ir.Expr, tuple[int, int]]) -> tuple[int, int] | None:
-    """The least and the greatest value of integer arithmetic on numbers and run-time scalars; None where sizes, or
-    operations that are not monotone, are in it. known: the scalars' own"""
+    """A range that holds every value of integer arithmetic on numbers and run-time scalars; None where there is more in
+    it. known: the scalars' own"""
     match node:
         case ir.Const(value=value):
             return int(value), int(value)
-        case ir.Op("add" | "sub" | "mul" | "minimum" | "maximum" as name, (left, right)):
-            one, other = reach(left, known), reach(right, known)
-            if one is None or other is None:
-                return None
-            values = [int(BUILTINS[name].numpy(np.array(a, object), np.array(b, object))) for a in one for b in other]
-            return min(values), max(values)
-        case ir.Op("neg", (arg,)):
-            inner = reach(arg, known)
-            return None if inner is None else (-inner[1], -inner[0])
+        case ir.Op(name, args) if name in _REACH and node not in known:
+            parts = [reach(arg, known) for arg in args]
+            found = [part for part in parts if part is not None]
+            return _REACH[name](*found) if len(found) == len(parts) else None
         case _:
             return known.get(node)
 
 
+Reach = tuple[int, int]
+
+
+def _corners(operation: Callable[[int, int], int]) -> Callable[[Reach, Reach], Reach]:
+    """Of an operation that is monotone in each operand, or is between the corners of any box."""
+
+    def found(left: Reach, right: Reach) -> Reach:
+        values = [operation(a, b) for a in left for b in right]
+        return min(values), max(values)
+
+    return found
+
+
+def _quotients(left: Reach, right: Reach) -> Reach:
+    if right[0] > 0 or right[1] < 0:
+        return _corners(lambda a, b: a // b)(left, right)
+    most = max(map(abs, left))  # a division by zero gives 0
+    return -most, most
+
+
+def _remainders(left: Reach, right: Reach) -> Reach:
+    """They have the sign of the divisor, and one by zero is 0."""
+    top = right[1] - 1 if left[0] < 0 else min(left[1], right[1] - 1)
+    return min(right[0] + 1, 0), max(top, 0)
+
+
+def _bits(left: Reach, right: Reach) -> Reach:
+    bits = max(end.bit_length() for end in (*left, *right))
+    return -(1 << bits) if min(left[0], right[0]) < 0 else 0, (1 << bits) - 1
+
+
+def _common_bits(left: Reach, right: Reach) -> Reach:
+    tops = [part[1] for part in (left, right) if part[0] >= 0]
+    return (0, min(tops)) if tops else _bits(left, right)
+
+
+def _shifted_left(left: Reach, right: Reach) -> Reach:
+    """A shift by 64 or more, or by less than 0, gives 0."""
+    most = min(max(right[1], 0), 63)
+    return min(left[0] << most, 0), max(left[1] << most, 0)
+
+
+def _magnitudes(arg: Reach) -> Reach:
+    low = 0 if arg[0] <= 0 <= arg[1] else min(map(abs, arg))
+    return low, max(map(abs, arg))
+
+
+_REACH: Mapping[str, Callable[..., Reach]] = {
+    "add": _corners(operator.add),
+    "sub": _corners(operator.sub),
+    "mul": _corners(operator.mul),
+    "minimum": _corners(min),
+    "maximum": _corners(max),
+    "neg": lambda arg: (-arg[1], -arg[0]),
+    "abs": _magnitudes,
+    "sign": lambda arg: (-1, 1),
+    "floordiv": _quotients,
+    "mod": _remainders,
+    "and": _common_bits,
+    "or": _bits,
+    "xor": _bits,
+    "not": lambda arg: (~arg[1], ~arg[0]),
+    "shl": _shifted_left,
+    "shr": lambda left, right: (min(left[0], 0), max(left[1], 0)),
+}
+"""Ranges of results from those of the operands, before they wrap around."""
+
+
 def recast(node: ir.Expr, dtype: DType, span: Span | None) -> ir.Expr:
-    """A weak node in a dtype: constants change in place, choices in their branches."""
+    """A weak node in a dtype: constants change in place, choices in their branches.
+
+    Sums, products and powers of integers become those of floats where a float is wanted: integers would wrap around.
+    """
     if node.dtype == dtype:
         return node if not isinstance(node, ir.Const) else constant(node.value, dtype, span)
     match node:
@@ -115,6 +182,9 @@ def recast(node: ir.Expr, dtype: DType, span: Span | None) -> ir.Expr:
             return ir.Where(condition, recast(then, dtype, span), recast(otherwise, dtype, span), dtype)
         case ir.Op(name="select", args=(condition, then, otherwise)):
             return ir.Op("select", (condition, recast(then, dtype, span), recast(otherwise, dtype, span)), dtype)
+        case ir.Op("add" | "sub" | "mul" | "neg" | "pow" as name, args) if dtype.is_float and node.dtype.is_integer:
+            number = ir.Op(name, tuple(recast(arg, f64, span) for arg in args), f64)
+            return number if dtype == f64 else ir.Cast(number, dtype)
         case _:
             return ir.Cast(node, dtype)
 

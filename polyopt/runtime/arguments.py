@@ -196,8 +196,9 @@ def _free(name: str, array: Array, value: object) -> Free:
 def _reach(value: int) -> tuple[int, int]:
     """A range that holds the integer, one of few, so that calls with others of about its size share a kernel."""
     if value < 0:
-        return -(1 << next(bits for bits in _BITS if value >= -(1 << bits))), 0
-    return 0, (1 << next(bits for bits in _BITS if value < 1 << bits)) - 1
+        return tuple(~end for end in reversed(_reach(~value)))  # type: ignore[return-value]  # two of them
+    place = next(n for n, bits in enumerate(_BITS) if value < 1 << bits)
+    return 1 << _BITS[place - 1] if place else 0, (1 << _BITS[place]) - 1
 
 
-_BITS = (4, 7, 8, 12, 15, 16, 24, 31, 32, 48, 63, 64)
+_BITS = (0, 4, 7, 8, 12, 15, 16, 24, 31, 32, 48, 63, 64)

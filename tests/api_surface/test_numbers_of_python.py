@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 import polyopt as po
 from polyopt import f32, i8, i64, u8, u64
@@ -108,7 +108,7 @@ def test_arithmetic_on_it_fits_for_all_integers_of_about_its_size(number: int) -
     op = po.op(lambda x, c: x * (2 * c + 1) - c)
     x: Array = np.array([1, -2, 3], np.int8)
     assert_array_equal(op(x, number), x * (2 * number + 1) - number)
-    with pytest.raises(po.DTypeError, match="an integer from 1 to 255 does not fit i8"):
+    with pytest.raises(po.DTypeError, match="an integer from 33 to 255 does not fit i8"):
         op(x, 100)
 
 
@@ -182,3 +182,72 @@ def test_large_keys_are_told_apart() -> None:
 
     keys = np.array([2**60, 2**60 + 1, 2**60 + 2], np.uint64)
     assert matches(keys, np.array(2**60)) == 1
+
+
+OF_A_NUMBER = {
+    "floordiv": lambda a: a // 2,
+    "mod": lambda a: a % 700,
+    "abs": lambda a: po.abs(a),
+    "and": lambda a: a & 1023,
+    "or": lambda a: a | 512,
+    "shl": lambda a: a << 1,
+    "shr": lambda a: a >> 1,
+    "not": lambda a: ~a,
+    "mul": lambda a: a * a,
+}
+
+
+@pytest.mark.parametrize("function", OF_A_NUMBER.values(), ids=OF_A_NUMBER)
+@pytest.mark.parametrize("number", [1000, -1000, 3, 0, -3, 100])
+def test_arithmetic_of_a_run_time_integer_does_not_wrap(function, number):
+    """It is a number of the narrow dtype that it meets, in which that of literals is exact, or it is refused."""
+    x = np.array([1, 2], np.int8)
+
+    @po.op
+    def given(x, a):
+        return x + function(a)
+
+    @po.op
+    def literal(x):
+        return x + function(number)
+
+    try:
+        result = given(x, number)
+    except po.DTypeError:
+        return
+    assert_array_equal(result, literal(x))
+
+
+@pytest.mark.parametrize("number", [5, 1, 100])
+def test_a_run_time_integer_less_one_fits_an_unsigned_dtype(number):
+    @po.op
+    def less_one(x, a):
+        return x + (a - 1), po.minimum(x, a - 1)
+
+    x = np.array([1, 200], np.uint8)
+    with np.errstate(over="ignore"):
+        total, least = x + np.uint8(number - 1), np.minimum(x, np.uint8(number - 1))
+    for result, expected in zip(less_one(x, number), (total, least), strict=True):
+        assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_integers_that_meet_a_float_do_not_wrap_before(dtype):
+    """Products and powers of sizes, and of integers given at run time, were 64-bit integers first."""
+
+    @po.op
+    def of_sizes(x: po.f64[N]):
+        return x * N**20, x * 2**N, x * (N * 2**62), x < N**40
+
+    @po.op
+    def of_numbers(x, a):
+        return x * (a * a), x + (a + 1), x * (-a), x < a * a
+
+    x = np.ones(64)
+    for result, expected in zip(of_sizes(x), (64.0**20, 2.0**64, 2.0**68, True), strict=True):
+        assert_array_equal(result, np.full(64, expected))
+    x = np.ones(2, dtype)
+    for number in (2**40, -(2**40), 3 * 10**6):
+        exact = (number * number, number + 2, -number, 1 < number * number)
+        for result, value in zip(of_numbers(x, number), exact, strict=True):
+            assert_allclose(result, np.array([value, value], result.dtype), rtol=1e-6 if dtype == np.float32 else 1e-15)
