@@ -6,7 +6,7 @@ What `dsl.builtins` does not have is composed here. Functions of Python numbers 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,21 +19,37 @@ from polyopt.dsl.symbols import as_dtype
 
 def _apply(name: str, *operands: object) -> Any:
     """The builtin on the operands; at once where all of them are Python numbers."""
-    if all(isinstance(operand, bool | int | float) for operand in operands):
+    if all(map(_is_python, operands)):
         return _of_numbers(name, operands)
     return elementwise(name, lambda *args: Call(name, args), operands)
 
 
+def _is_python(operand: object) -> bool:
+    """Whether the operand is a number of Python; NumPy's f64 is a float of Python too, and has a dtype."""
+    return isinstance(operand, bool | int | float) and not isinstance(operand, np.generic)
+
+
 def _of_numbers(name: str, operands: tuple[object, ...]) -> Any:
+    if name in _OF_INTEGERS and all(isinstance(operand, int) for operand in operands):
+        return _OF_INTEGERS[name](*operands)
     builtin = BUILTINS[name]
     values = [float(operand) if builtin.operands == "float" else operand for operand in operands]  # type: ignore[arg-type]
     with np.errstate(all="ignore"):
         return np.asarray(builtin.numpy(*values)).item()
 
 
+_OF_INTEGERS: Mapping[str, Callable[..., Any]] = {
+    "maximum": max,
+    "minimum": min,
+    "abs": abs,
+    **dict.fromkeys(("floor", "ceil", "round"), lambda value: value),
+}
+"""What stays an integer of Python, however large."""
+
+
 def _compose(name: str, build: Callable[..., Any], *operands: object) -> Any:
     """An expression of several builtins as one operation: on whole tensors it makes one equation, called `name`."""
-    if all(isinstance(operand, bool | int | float) for operand in operands):
+    if all(map(_is_python, operands)):
         return build(*operands)
     return elementwise(name, build, operands)
 
@@ -139,7 +155,14 @@ def minimum(x: object, y: object) -> Any:
 
 def rsqrt(x: object) -> Any:
     """1 / sqrt(x)."""
-    return _compose("rsqrt", lambda v: 1 / sqrt(v), x)
+    return _compose("rsqrt", lambda v: _reciprocal(sqrt(v)), x)
+
+
+def _reciprocal(x: Any) -> Any:
+    if isinstance(x, Expr):
+        return 1 / x
+    with np.errstate(all="ignore"):
+        return float(np.divide(1.0, x))
 
 
 def clip(x: object, low: object = None, high: object = None) -> Any:

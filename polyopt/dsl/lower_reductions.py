@@ -7,7 +7,7 @@ a count; argmax and argmin are a maximum and the least index that attains it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from polyopt.dsl import affine as af
@@ -20,7 +20,7 @@ from polyopt.dsl.recognise import NotAffine, Scope, condition_of, extent_of, ref
 from polyopt.dsl.types import UNKNOWN, Unknown, WeakType, concrete, join
 from polyopt.dsl.values import Builder, Reads
 from polyopt.dtypes import DType, accumulator, bool_, f64, i64, promote
-from polyopt.errors import DefinitionError
+from polyopt.errors import DefinitionError, DTypeError
 
 ReducerName = Literal["sum", "prod", "max", "min", "any", "all", "custom"]
 
@@ -130,13 +130,18 @@ def _sum(
             value, result = accumulated(build, points.body, points.scope, None, both)
     dtype = value.node.dtype
     neutral = constant(int(name == "prod"), dtype, expr.span)
-    total = points.reduce(name, points.kept(value.node, neutral), neutral)
+    reducer, operation = _OF_BOOLEANS[name] if dtype.is_bool else (name, {"sum": "add", "prod": "mul"}[name])
+    total = points.reduce(reducer, points.kept(value.node, neutral), neutral)
     if start is not None:
         first = build.convert(start, dtype, expr.span)
-        total = ir.Op("add" if name == "sum" else "mul", (first, total), dtype)
+        total = ir.Op(operation, (first, total), dtype)
     if not isinstance(value.type, DType):
         return Typed(total, value.type)
     return Typed(total if result == dtype else ir.Cast(total, result), result)
+
+
+_OF_BOOLEANS: Mapping[str, tuple[Literal["any", "all"], str]] = {"sum": ("any", "or"), "prod": ("all", "and")}
+"""What a sum and a product of booleans are, and how two of them combine: as NumPy adds and multiplies booleans."""
 
 
 def _mean(build: Builder, expr: Reduction, points: _Points, reads: Reads | None) -> Typed:
@@ -144,6 +149,14 @@ def _mean(build: Builder, expr: Reduction, points: _Points, reads: Reads | None)
     natural = build.build(points.body, points.scope, reads)
     known = not isinstance(natural.type, Unknown)
     result = expr.dtype or (concrete(natural.type) if concrete(natural.type).is_float else f64)
+    if not result.is_float:
+        raise DTypeError(
+            f"a mean is no {result}",
+            where=expr.span,
+            why="It is a quotient, which integers and booleans do not hold.",
+            fix=f"convert the mean: po.cast(po.mean(...), {result}).",
+            facts={"dtype": str(result)},
+        )
     inner = accumulator(result)
     value = build.build(points.body, points.scope, Reads(inner, always=expr.dtype is not None))
     zero = constant(0, inner, expr.span)

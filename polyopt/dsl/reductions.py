@@ -236,6 +236,13 @@ def _value(
     combine: Expr | None,
 ) -> Expr:
     element = Element(tensor, indices)
+    if isinstance(where, Handle) and rank_of(where) > len(indices):
+        raise ShapeError(
+            f"where= has rank {rank_of(where)}, and '{tensor.name}' rank {len(indices)}",
+            where=user_span(),
+            fix="pass a condition for each element of the tensor, or broadcast the tensor first.",
+            facts={"tensor": tensor.name, "rank": len(indices)},
+        )
     condition = broadcast_element(where, indices, (tensor,)) if isinstance(where, Handle) else where
     options: dict[str, Any] = {
         "where": None if condition is None else as_expr(condition, "as where="),

@@ -18,11 +18,12 @@ from polyopt.dsl.expr import (
     Index,
     Literal,
     as_expr,
+    free_indices,
 )
 from polyopt.dsl.extents import ONE, Extents, known_extents
 from polyopt.dsl.recognise import NeedsSizes
 from polyopt.dsl.spans import user_span
-from polyopt.dsl.state import Handle, sugar_indices
+from polyopt.dsl.state import Handle, active, sugar_indices
 from polyopt.dsl.subscripts import as_dim, require_extents
 from polyopt.errors import DefinitionError, ShapeError
 
@@ -111,7 +112,12 @@ def _quotient(tensor: Handle, old: list[Affine], others: list[Affine]) -> Affine
             others.remove(extent)
     total, divisor = _product(old), _product(others)
     if divisor.is_constant and divisor.constant == 0:
-        return af.constant(0)
+        raise ShapeError(
+            f"'{tensor.name}' cannot be reshaped to an extent of 0 beside -1",
+            where=user_span(),
+            why="-1 could stand for any number.",
+            fix="write every extent down.",
+        )
     if not divisor.is_constant:
         raise _needs_sizes("reshape divides by a symbolic size")
     exact = all(value % divisor.constant == 0 for value in (total.constant, *(c for _, c in total.terms)))
@@ -220,9 +226,9 @@ def concatenate(tensors: Sequence[Handle], axis: int = 0) -> Handle:
     return result
 
 
-def stack(tensors: Sequence[Handle], axis: int = 0) -> Handle:
-    """The tensors along a new dimension at `axis`."""
-    pieces = _pieces(tensors, "stack")
+def stack(tensors: Sequence[Handle | Expr], axis: int = 0) -> Handle:
+    """The tensors, or single values, along a new dimension at `axis`."""
+    pieces = _pieces(_as_tensors(tensors), "stack")
     rank = rank_of(pieces[0])
     along = normal_axis(axis, rank + 1)
     result = pieces[0].state.new_tensor("stack", rank=rank + 1)
@@ -233,15 +239,35 @@ def stack(tensors: Sequence[Handle], axis: int = 0) -> Handle:
     return result
 
 
+def _as_tensors(values: object) -> object:
+    """The list with a tensor of rank 0 for each value that depends on no index."""
+    if not isinstance(values, tuple | list):
+        return values
+    states = [value.state for value in values if isinstance(value, Handle)]
+    state = states[0] if states else active()
+    found: list[object] = []
+    for value in values:
+        if isinstance(value, Expr) and state is not None and not free_indices(value):
+            tensor = state.new_tensor("value", rank=0)
+            state.define(tensor, (), value)
+            found.append(tensor)
+        else:
+            found.append(value)
+    return found
+
+
 def _check_alike(pieces: Sequence[Handle], what: str, along: int | None) -> None:
     """Raise `ShapeError` unless ranks agree, and extents but along `along`; symbolic ones are compared when known."""
     first = pieces[0]
     for piece in pieces[1:]:
         differ = rank_of(piece) != rank_of(first)
-        for axis, pair in enumerate(zip(known_extents(first, only_one=True), known_extents(piece, only_one=True))):
-            one, other = pair
-            known = one is not None and other is not None and (one - other).is_constant
-            differ = differ or (axis != along and known and one != other)
+        for axis, (one, other) in enumerate(zip(known_extents(first), known_extents(piece))):
+            if axis == along or one is None or other is None:
+                continue
+            if (one - other).is_constant:
+                differ = differ or one != other
+            else:
+                piece.state.conditions.append(af.Compare(one - other, "=="))
         if differ:
             raise ShapeError(
                 f"po.{what}: the shapes of '{first.name}' and '{piece.name}' do not fit together",
@@ -256,7 +282,7 @@ def _shape_text(tensor: Handle) -> str:
     return ", ".join("?" if extent is None else str(extent) for extent in known_extents(tensor, only_one=True))
 
 
-def _pieces(tensors: Sequence[Handle], what: str) -> list[Handle]:
+def _pieces(tensors: object, what: str) -> list[Handle]:
     pieces = list(tensors) if isinstance(tensors, tuple | list) else []
     if pieces and all(isinstance(piece, Handle) for piece in pieces):
         return pieces

@@ -222,6 +222,7 @@ def _slice_range(tensor: Handle, part: slice, extent: Affine | None, boundary: B
     if boundary is not None:
         return _Range(start, step, _count(start, stop, step), None)
     start, stop = _clip(start, extent, step), _clip(stop, extent, step)
+    _require_clipped(tensor, start, stop, extent, step)
     is_open = step > 0 and extent is not None and not (extent - stop).is_constant
     return _Range(start, step, _count(start, stop, step), _count(start, extent, step) if is_open and extent else None)
 
@@ -265,6 +266,17 @@ def _clip(bound: Affine, extent: Affine | None, step: int) -> Affine:
     if extent is not None and (bound - extent).is_constant and (bound - extent).constant > high:
         return extent + high
     return bound
+
+
+def _require_clipped(tensor: Handle, start: Affine, stop: Affine, extent: Affine | None, step: int) -> None:
+    """Conditions on the sizes for which no bound had to be moved where that cannot be told here: `x[-3:]`, `x[2::-1]`.
+
+    Bounds beyond the others make a range that ends before it starts, or one with a cap, and need not be moved.
+    """
+    inside = [start] if step > 0 else [stop + 1]
+    if step < 0 and extent is not None:
+        inside.append(extent - 1 - start)
+    tensor.state.conditions += [Compare(left, ">=") for left in inside if not is_nonnegative(left)]
 
 
 # --- extents ---------------------------------------------------------------------------------------------------------

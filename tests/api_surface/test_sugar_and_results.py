@@ -283,3 +283,73 @@ def test_an_index_that_the_result_of_an_op_is_summed_over():
     x = np.arange(6.0)
     for _ in range(20):
         assert_array_equal(po.op(added.__wrapped__)(x, np.ones(3)), x + 3)
+
+
+@pytest.mark.parametrize("part", [np.s_[-3:], np.s_[2::-1], np.s_[:-3:-1], np.s_[1:-1], np.s_[-4:-2]])
+@pytest.mark.parametrize("extent", [1, 2, 3, 5])
+def test_slices_are_clipped_where_nothing_reads_them(part, extent):
+    """Only reads out of bounds showed that a bound had to be moved: lengths and shapes were wrong."""
+
+    @po.op
+    def lengths(x: f64[N], rows: f64[N, M]):
+        return po.cast(x[part].shape[0], f64) * x, po.ones(x[part].shape), rows[part], po.sum(rows[part], axis=1)
+
+    x, rows = np.ones(extent), np.ones((extent, 0))
+    length, ones_, empty, sums = lengths(x, rows)
+    assert_array_equal(length, np.full(extent, len(x[part])))
+    assert ones_.shape == x[part].shape
+    assert empty.shape == rows[part].shape
+    assert_array_equal(sums, np.zeros(len(x[part])))
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_joins_of_extents_that_differ_are_refused_where_they_are_not_read(is_dynamic):
+    @po.op(dynamic=is_dynamic)
+    def first_column(a: f64[M, N], b: f64[M, K]):
+        return po.concatenate([a, b], axis=0)[:, 0]
+
+    @po.op(dynamic=is_dynamic)
+    def first_row(a: f64[N], b: f64[K]):
+        return po.stack([a, b])[0]
+
+    assert first_column(np.ones((2, 3)), np.ones((2, 3))).shape == (4,)
+    assert first_row(np.ones(3), np.ones(3)).shape == (3,)
+    for call in (lambda: first_column(np.ones((2, 3)), np.ones((2, 2))), lambda: first_row(np.ones(3), np.ones(2))):
+        with pytest.raises(po.ShapeError):
+            call()
+
+
+def test_values_are_stacked():
+    x = np.arange(4.0)
+    assert_array_equal(value_of(lambda x: po.stack([po.sum(x) / 2, po.max(x), x[0] + 1]), x), [3, 3, 1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (lambda x: x.reshape(-1, 0), po.ShapeError),
+        (lambda x: po.sum(x, where=po.stack([x, x]) > 0), po.ShapeError),
+        (lambda x: po.mean(x, dtype=po.i32), po.DTypeError),
+    ],
+    ids=["reshape", "where", "mean"],
+)
+def test_what_numpy_refuses_is_refused(wrong, error):
+    with pytest.raises(error):
+        value_of(wrong, np.arange(4.0))
+
+
+def test_sums_and_products_of_booleans_are_any_and_all():
+    for x in (np.array([1, 2, 4], np.int32), np.array([0, 2, 4], np.int32), np.zeros(2, np.int32)):
+        assert value_of(lambda x: po.sum(x, dtype=po.bool_), x) == x.sum(dtype=bool)
+        assert value_of(lambda x: po.prod(x, dtype=po.bool_), x) == x.prod(dtype=bool)
+
+
+def test_functions_of_numbers_give_what_numpy_gives():
+    x = np.ones(2, np.float32)
+    wide = value_of(lambda x: x + po.maximum(np.float64(1e-9), 0), x)
+    assert wide.dtype == np.float64 and wide[0] == 1 + 1e-9
+    assert value_of(lambda x: x + po.exp(np.float64(0)), x).dtype == np.float64
+    assert value_of(lambda x: x + po.exp(0.0), x).dtype == np.float32
+    assert_array_equal(value_of(lambda x: x + po.rsqrt(0.0), x), [np.inf] * 2)
+    assert value_of(lambda n: n + po.floor(3), np.ones(2, np.int32)).dtype == np.int32
+    assert_array_equal(value_of(lambda x: x * po.maximum(2**70, 1), np.ones(2)), [2.0**70] * 2)
