@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from polyopt.runtime.state import constants_key
 from polyopt.target import Target
 
 Value = TypeVar("Value")
+_LOG = logging.getLogger(__name__)
 
 
 class Equations:
@@ -129,16 +131,17 @@ class Equations:
         chosen = self._choices.dynamic
         if isinstance(chosen, bool):
             return frozenset(sizes if chosen else ())
-        unknown = [name for name in chosen if name not in sizes]
+        known = {*sizes, *_size_names(self._signature)}  # equations read with numbers have no sizes left
+        unknown = [name for name in chosen if name not in known]
         if unknown:
             raise ArgumentError(
                 f"'{self._signature.name}' has no size '{unknown[0]}' to keep dynamic",
                 where=self._signature.span,
-                why=f"its sizes are {', '.join(sizes) or 'none'}",
+                why=f"its sizes are {', '.join(sorted(known)) or 'none'}",
                 fix="name sizes that the annotations use",
-                facts={"size": unknown[0], "sizes": tuple(sizes)},
+                facts={"size": unknown[0], "sizes": tuple(sorted(known))},
             )
-        return frozenset(chosen)
+        return frozenset(chosen) & frozenset(sizes)
 
     # --- tracing --------------------------------------------------------------------------------------------------
 
@@ -149,7 +152,9 @@ class Equations:
         key = (constants_key(constants), tuple(free.items()))
         try:
             return self._remembered(key, constants, free, None)
-        except NeedsSizes:
+        except NeedsSizes as reason:
+            if self._choices.dynamic:
+                _LOG.warning("%s: no size stays dynamic: %s", self._signature.name, reason.what)
             return self._trace_with_numbers(constants, free, sizes())
 
     def _trace_with_numbers(

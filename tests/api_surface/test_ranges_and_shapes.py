@@ -512,3 +512,18 @@ def test_slices_fit_ahead_of_a_call_as_they_do_in_it() -> None:
 
     with pytest.raises(po.ShapeError, match="2 and 5"):
         unfit.lower(N=5)
+
+
+@pytest.mark.parametrize("dynamic", [True, ["N"], ["M", "N"]])
+def test_equations_that_need_numbers_for_sizes_say_that_none_stays_dynamic(dynamic, caplog):
+    """Named sizes were said not to exist."""
+
+    @po.op(dynamic=dynamic)
+    def flat(x: f64[M, N]):
+        return x.reshape(-1)
+
+    for rows in (2, 3):
+        assert flat(np.ones((rows, 4))).shape == (4 * rows,)
+    assert "flat: no size stays dynamic" in caplog.text
+    with pytest.raises(po.ArgumentError, match="'flat' has no size 'K'"):
+        po.op(dynamic=["K"])(flat.__wrapped__)(np.ones((2, 4)))
