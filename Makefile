@@ -40,10 +40,10 @@ demo: $(READY)  ## compile and check the examples, and print a table
 
 test: lint  ## everything that CI runs: lint, types, layers, all tests, those of packages with coverage
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n $(JOBS) $(MEASURED)
+	$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal $(MEASURED)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
-	$(BIN)/pytest -n $(JOBS) $(REST)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal $(REST)
 
 lint: $(READY)  ## style, types and layers
 	$(BIN)/ruff check
