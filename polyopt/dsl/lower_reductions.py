@@ -12,10 +12,11 @@ from typing import Literal
 
 from polyopt.dsl import affine as af
 from polyopt.dsl import ir
-from polyopt.dsl.constants import Typed, constant, integer_range
+from polyopt.dsl.constants import Typed, constant
 from polyopt.dsl.expr import Expr, Guarded, Index, Reduction
 from polyopt.dsl.expr import Literal as Number
 from polyopt.dsl.extents import index_extent
+from polyopt.dsl.integers import integer_range
 from polyopt.dsl.recognise import NotAffine, Scope, condition_of, extent_of, refusal, split_condition
 from polyopt.dsl.types import UNKNOWN, Unknown, WeakType, concrete, join
 from polyopt.dsl.values import Builder, Reads

@@ -10,10 +10,10 @@ import numpy as np
 from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine
-from polyopt.dsl.constants import integer_range
 from polyopt.dsl.elaborate import elaborate
 from polyopt.dsl.expr import AffineSize, Convert, Element, Expr, InScope, Size, Weakened, free_indices, try_expr, walk
 from polyopt.dsl.extents import check_used, known_extents
+from polyopt.dsl.integers import integer_range
 from polyopt.dsl.ir import Program
 from polyopt.dsl.recognise import InnerSizes, NotAffine, affine_of, extent_of, refusal, size_scope
 from polyopt.dsl.results import Structure, as_result, flatten, value_tensor

@@ -21,11 +21,9 @@ from polyopt.dsl.constants import (
     condition_value,
     constant,
     fold_weak,
-    integer_range,
     is_condition,
     literal,
     not_fitting,
-    reach,
     recast,
 )
 from polyopt.dsl.expr import (
@@ -47,12 +45,14 @@ from polyopt.dsl.expr import (
     source_text,
     walk,
 )
+from polyopt.dsl.integers import MOST_SIZE, in_floats, integer_range, integer_text, reach, within
 from polyopt.dsl.recognise import (
     COMPARISONS,
     NeedsSizes,
     NotAffine,
     Scope,
     affine_of,
+    fold,
     is_data,
     refusal,
     try_condition,
@@ -339,6 +339,10 @@ class Builder:
         name = expr.name
         args = tuple(self.build(arg, scope) for arg in expr.args)
         operand = join(arg.type for arg in args)
+        numbers = [int(arg.node.value) for arg in args if isinstance(arg.node, ir.Const)]
+        if operand == WEAK_INT and len(numbers) == 2:
+            difference = af.constant(numbers[0] - numbers[1])
+            return condition_value(fold(af.Compare(difference, COMPARISONS[name])))
         if isinstance(operand, DType) and operand.is_integer:
             name, args = _within_range(name, args, operand)
             if any(arg.type == WEAK_INT and not isinstance(arg.node, ir.Const) for arg in args):
@@ -346,7 +350,7 @@ class Builder:
         kinds = {arg.type.kind for arg in args if isinstance(arg.type, DType)}
         if kinds == {"i", "u"} and any(arg.type == u64 for arg in args):
             return self._compare_signs(name, args)
-        nodes = tuple(self.convert(arg, operand, expr.span) for arg in args)
+        nodes = tuple(self.convert(arg, concrete(operand), expr.span) for arg in args)
         return Typed(ir.Op(name, nodes, bool_), bool_)
 
     def _compare_signs(self, name: str, args: tuple[Typed, ...]) -> Typed:
@@ -397,53 +401,89 @@ class Builder:
             )
         node = self.convert(base, operand, expr.span)
         if value in (1, 2, 3) and isinstance(exponent.type, WeakType) and _is_small(node):
-            return Typed(_multiplied(node, int(value), concrete(operand)), operand)
+            return self._multiplied(Typed(node, operand), int(value), expr.span)
         if value == 0.5 and _is_float(operand):
             return self._apply("sqrt", (base,), operand, expr.span)
         if value == -1 and _is_float(operand):
             return self._apply("truediv", (literal(1.0), base), operand, expr.span)
         return self._apply("pow", args, operand, expr.span)
 
+    def _multiplied(self, factor: Typed, times: int, span: Span | None) -> Typed:
+        result = factor
+        for _ in range(times - 1):
+            result = self._apply("mul", (result, factor), factor.type, span)
+        return result
+
     # --- conversion -------------------------------------------------------------------------------------------
 
     def convert(self, value: Typed, type_: Type, span: Span | None) -> ir.Expr:
         """The node converted to a type; a weak number becomes a constant of that dtype."""
         dtype = concrete(type_)
+        if value.type == WEAK_INT == type_ and value.node.dtype == dtype:
+            return value.node  # what it meets is not known yet
+        if value.type == WEAK_INT != type_ and not self.provisional:
+            return self._settled(value.node, dtype, span)
         if isinstance(value.type, WeakType):
-            if value.type == WEAK_INT and dtype.is_integer:
-                self._require_fit(value.node, dtype, span)
             return recast(value.node, dtype, span)
         if value.type == dtype or value.node.dtype == dtype:
             return value.node
         return recast(value.node, dtype, span) if is_condition(value.node) else ir.Cast(value.node, dtype)
 
-    def _require_fit(self, node: ir.Expr, dtype: DType, span: Span | None) -> None:
-        """A weak integer that is no constant is one of its dtype's: for the call's sizes, and by the reach of scalars.
+    def _settled(self, node: ir.Expr, dtype: DType, span: Span | None) -> ir.Expr:
+        """A weak integer in the dtype that it meets. One that is no constant fits: for the call's sizes, and by the
+        reach of scalars; what a float meets is computed in f64 where it may leave 64 bits.
 
-        Raises `DTypeError` where it is not, and `NeedsSizes` where only numbers for sizes tell.
+        Raises `DTypeError` where it does not fit, and `NeedsSizes` where only numbers for sizes tell.
         """
-        low, high = integer_range(dtype)
         match node:
             case ir.Const():
-                pass  # `recast` looks at it
-            case ir.Where(_, then, otherwise) | ir.Op("select", (_, then, otherwise)):
-                self._require_fit(then, dtype, span)
-                self._require_fit(otherwise, dtype, span)
+                return constant(node.value, dtype, span)
+            case ir.Where(condition, then, otherwise):
+                chosen = self._settled(then, dtype, span), self._settled(otherwise, dtype, span)
+                return ir.Where(condition, *chosen, dtype)
+            case ir.Op("select", (condition, then, otherwise)):
+                chosen = self._settled(then, dtype, span), self._settled(otherwise, dtype, span)
+                return ir.Op("select", (condition, *chosen), dtype)
             case ir.IndexValue(affine):
-                if dtype != i64 and not (low == 0 and af.is_nonnegative(affine)):
-                    self.conditions.append(af.Compare(affine - low, ">="))
-                if dtype.bits < i64.bits:
-                    self.conditions.append(af.Compare(affine - high, "<="))
-            case _:
-                found = reach(node, self.reaches)
-                if found is not None and not low <= found[0] <= found[1] <= high:
-                    raise not_fitting(f"an integer from {found[0]} to {found[1]}", dtype, span)
-                if found is None and dtype != i64 and any(isinstance(part, ir.IndexValue) for part in ir.walk(node)):
-                    raise NeedsSizes(
-                        f"whether a number made of sizes fits {dtype} depends on the sizes",
-                        where=span,
-                        fix="convert the other operand to i64 with po.cast.",
-                    )
+                self._require_size(affine, dtype)
+                return recast(node, dtype, span)
+            case _ if dtype.is_bool:
+                return recast(node, dtype, span)
+        found = reach(node, self.reaches)
+        sizes = sorted(
+            {s for part in ir.walk(node) if isinstance(part, ir.IndexValue) for s in af.sizes_of(part.affine)}
+        )
+        if found is not None and within(found, dtype if dtype.is_integer else node.dtype):
+            if isinstance(node, ir.Op):
+                self.conditions += [af.Compare(af.size(name) - MOST_SIZE, "<=") for name in sizes]
+            return recast(node, dtype, span)
+        if dtype.is_float:
+            computed = in_floats(node, self.reaches)
+            if computed is not None:
+                return computed if dtype == f64 else ir.Cast(computed, dtype)
+        if sizes:
+            raise NeedsSizes(
+                f"whether a number made of sizes fits {i64 if dtype.is_float else dtype} depends on the sizes",
+                where=span,
+                fix=f"convert {'the sizes in it' if dtype.is_float or dtype.bits == i64.bits else 'the other operand'} "
+                "to i64 with po.cast.",
+            )
+        if found is not None:
+            ends = integer_text(found[0]), integer_text(found[1])
+            raise not_fitting(f"an integer from {ends[0]} to {ends[1]}", i64 if dtype.is_float else dtype, span)
+        if isinstance(node, ir.Op):
+            raise not_fitting("a step of the arithmetic on Python's integers", i64, span)
+        return recast(node, dtype, span)
+
+    def _require_size(self, affine: af.Affine, dtype: DType) -> None:
+        """Ask of the sizes that a number made of them fits an integer dtype."""
+        if not dtype.is_integer:
+            return
+        low, high = integer_range(dtype)
+        if dtype != i64 and not (low == 0 and af.is_nonnegative(affine)):
+            self.conditions.append(af.Compare(affine - low, ">="))
+        if dtype.bits < i64.bits:
+            self.conditions.append(af.Compare(affine - high, "<="))
 
 
 # --- small questions -------------------------------------------------------------------------------------------------
@@ -526,10 +566,3 @@ _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "
 
 def _is_small(node: ir.Expr) -> bool:
     return next(islice(ir.walk(node), _SMALL, None), None) is None
-
-
-def _multiplied(node: ir.Expr, times: int, dtype: DType) -> ir.Expr:
-    result = node
-    for _ in range(times - 1):
-        result = ir.Op("mul", (result, node), dtype)
-    return result

@@ -201,4 +201,4 @@ def _reach(value: int) -> tuple[int, int]:
     return 1 << _BITS[place - 1] if place else 0, (1 << _BITS[place]) - 1
 
 
-_BITS = (0, 4, 7, 8, 12, 15, 16, 24, 31, 32, 48, 63, 64)
+_BITS = (0, 4, 5, 6, 7, 8, 12, 15, 16, 24, 31, 32, 48, 63, 64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import polyopt as po
-from polyopt import f32, i8, i64, u8, u64
+from polyopt import f32, f64, i8, i64, u8, u64
+from polyopt.dsl import integers, ir
 
 N = po.size("N")
 i = po.index("i")
@@ -108,8 +111,108 @@ def test_arithmetic_on_it_fits_for_all_integers_of_about_its_size(number: int) -
     op = po.op(lambda x, c: x * (2 * c + 1) - c)
     x: Array = np.array([1, -2, 3], np.int8)
     assert_array_equal(op(x, number), x * (2 * number + 1) - number)
-    with pytest.raises(po.DTypeError, match="an integer from 33 to 255 does not fit i8"):
+    with pytest.raises(po.DTypeError, match="an integer from 129 to 255 does not fit i8"):
         op(x, 100)
+
+
+_OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "//": lambda a: a // 2,
+    "%": lambda a: a % 700,
+    "abs": lambda a: po.abs(a),
+    "&": lambda a: a & 1023,
+    "|": lambda a: a | 1,
+    "^": lambda a: a ^ 1,
+    "~": lambda a: ~a,
+    "<<": lambda a: a << 1,
+    ">>": lambda a: a >> 1,
+    "**": lambda a: a**2,
+    "where": lambda a: po.where(a > 3, a // 2, a % 700),
+}
+
+
+@pytest.mark.parametrize("name", _OPERATIONS)
+def test_any_arithmetic_on_an_integer_that_does_not_fit_is_refused(name: str) -> None:
+    """It wrapped around, behind all but sums, differences and products."""
+    function = _OPERATIONS[name]
+    op = po.op(lambda x, a: x + function(a))
+    with pytest.raises(po.DTypeError, match="does not fit u8"):
+        op(np.array([1, 2], np.uint8), 1000)
+    wide: Array = np.array([1, 2], np.int32)
+    value = function(1000) if name != "where" else 500
+    assert_array_equal(op(wide, 1000), wide + value)
+
+
+@pytest.mark.parametrize("number", [-1000, -7, -1, 0, 1, 6, 13, 1000])
+@pytest.mark.parametrize("name", [name for name in _OPERATIONS if name != "where"])
+def test_arithmetic_on_an_integer_is_pythons(name: str, number: int) -> None:
+    function = _OPERATIONS[name]
+    op = po.op(lambda x, a: (x + function(a), x * (5 + function(a)) - function(a) // 3))
+    x: Array = np.array([1, -2], np.int64)
+    value = function(number)
+    for found, expected in zip(op(x, number), (x + value, x * (5 + value) - value // 3), strict=True):
+        assert_array_equal(found, expected)
+
+
+def test_reach_holds_every_result() -> None:
+    numbers = (-9, -4, -1, 0, 1, 2, 5, 66)
+    ranges = [(low, high) for low in numbers for high in numbers if low <= high and high - low < 12]
+    for name, exact in integers.EXACT.items():
+        unary = name in ("neg", "abs", "sign", "not")
+        for operands in product(ranges, repeat=1 if unary else 2):
+            args = tuple(ir.Read(f"s{n}", (), i64) for n in range(len(operands)))
+            found = integers.reach(ir.Op(name, args, i64), dict(zip(args, operands, strict=True)))
+            values = [exact(*point) for point in product(*(range(low, high + 1) for low, high in operands))]
+            assert found is not None
+            assert found[0] <= min(values), (name, operands)
+            assert max(values) <= found[1], (name, operands)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_arithmetic_of_sizes_that_leaves_64_bits_is_exact_beside_floats(dynamic: bool) -> None:
+    """It wrapped around."""
+    results = po.op(dynamic=dynamic)(
+        lambda x: (x * x.shape[0] ** 20, x * 2 ** x.shape[0], x * (x.shape[0] * 2**62), x < x.shape[0] ** 40)
+    )
+    x: Array = np.ones(64)
+    for found, expected in zip(results(x), (2.0**120, 2.0**64, 2.0**68, True), strict=True):
+        assert_array_equal(found, np.full(64, expected))
+
+    @po.op(dynamic=dynamic)
+    def chosen(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = po.where(N**40 > 0, x[i] + (N**40 - (N**40 - 1)), -x[i])
+        return y
+
+    assert_array_equal(chosen(np.ones(5)), np.full(5, 2.0))
+
+    @po.op(dynamic=dynamic)
+    def whole(x: i64[N]):
+        y = po.tensor("y")
+        y[i] = x[i] + N**40
+        return y
+
+    assert_array_equal(whole(np.ones(2, np.int64)), np.full(2, 1 + 2**40))
+    with pytest.raises(po.DTypeError, match="does not fit i64"):
+        whole(np.ones(5, np.int64))
+
+
+def test_arithmetic_of_integers_that_leaves_64_bits_is_rounded_beside_floats() -> None:
+    """It wrapped around."""
+    op = po.op(lambda x, a: (x * (a * a), x * a**4, x + (a * a + 1), x < a**4, x * (1 << (a % 70))))
+    for number in (2**40, 2**40 + 3, -(2**40)):
+        wanted = (float(number**2), float(number**4), 1.0 + float(number**2 + 1), True, float(1 << (number % 70)))
+        for found, expected in zip(op(np.ones(1), number), wanted, strict=True):
+            np.testing.assert_allclose(found, [expected], rtol=1e-15)
+    for refused in (lambda x, a: x * (a * a - (a * a - 1)), lambda x, a: x * (a * a % 7)):
+        with pytest.raises(po.DTypeError, match="does not fit i64"):
+            po.op(refused)(np.ones(1), 2**40)
+    with pytest.raises(po.DTypeError, match="does not fit i64"):
+        po.op(lambda x, a: x + a * a)(np.ones(1, np.int64), 2**40)
+
+
+def test_an_integer_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(po.DTypeError, match=r"2\*\*1328 or beyond does not fit f64"):
+        po.op(lambda x: x * 10**400)(np.ones(1))
 
 
 @pytest.mark.parametrize("number", [300, -1, -300, 255])
