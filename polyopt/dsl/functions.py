@@ -1,56 +1,65 @@
 """The elementwise functions of the language, on values and on whole tensors.
 
-What `dsl.builtins` does not have is composed here. Functions of Python numbers alone are Python numbers.
+What `dsl.builtins` does not have is composed here. Functions of numbers alone are numbers: Python's of Python's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from polyopt.dsl.broadcast import elementwise
 from polyopt.dsl.builtins import BUILTINS
+from polyopt.dsl.constants import constant
 from polyopt.dsl.expr import Call, Convert, Expr
+from polyopt.dsl.integers import EXACT
+from polyopt.dsl.spans import user_span
 from polyopt.dsl.symbols import as_dtype
+from polyopt.dtypes import f64, from_numpy
 
 
 def _apply(name: str, *operands: object) -> Any:
-    """The builtin on the operands; at once where all of them are Python numbers."""
-    if all(map(_is_python, operands)):
+    """The builtin on the operands; at once where all of them are numbers."""
+    if all(isinstance(operand, _NUMBERS) for operand in operands):
         return _of_numbers(name, operands)
     return elementwise(name, lambda *args: Call(name, args), operands)
 
 
-def _is_python(operand: object) -> bool:
-    """Whether the operand is a number of Python; NumPy's f64 is a float of Python too, and has a dtype."""
-    return isinstance(operand, bool | int | float) and not isinstance(operand, np.generic)
+_NUMBERS = (bool, int, float, np.generic)
 
 
-def _of_numbers(name: str, operands: tuple[object, ...]) -> Any:
-    if name in _OF_INTEGERS and all(isinstance(operand, int) for operand in operands):
-        return _OF_INTEGERS[name](*operands)
-    builtin = BUILTINS[name]
-    values = [float(operand) if builtin.operands == "float" else operand for operand in operands]  # type: ignore[arg-type]
+def _of_numbers(name: str, operands: tuple[Any, ...]) -> Any:
+    """Python's number of Python's, and NumPy's where one is NumPy's: these keep their dtype among tensors."""
+    if name in _WHOLE and not _is_float(operands[0]):
+        return operands[0]
+    if all(type(operand) is int for operand in operands) and name in EXACT:
+        return EXACT[name](*operands)
+    takes_floats = BUILTINS[name].operands == "float" or any(map(_is_float, operands))
+    values = [_as_float(v) if takes_floats and not isinstance(v, np.generic) else v for v in operands]
     with np.errstate(all="ignore"):
-        return np.asarray(builtin.numpy(*values)).item()
+        result = np.asarray(BUILTINS[name].numpy(*values))
+    return result[()] if any(isinstance(operand, np.generic) for operand in operands) else result.item()
 
 
-_OF_INTEGERS: Mapping[str, Callable[..., Any]] = {
-    "maximum": max,
-    "minimum": min,
-    "abs": abs,
-    **dict.fromkeys(("floor", "ceil", "round"), lambda value: value),
-}
-"""What stays an integer of Python, however large."""
+_WHOLE = ("floor", "ceil", "round")
+
+
+def _is_float(value: Any) -> bool:
+    return from_numpy(value.dtype).is_float if isinstance(value, np.generic) else isinstance(value, float)
+
+
+def _as_float(value: float) -> float:
+    return float(constant(value, f64, user_span()).value)
 
 
 def _compose(name: str, build: Callable[..., Any], *operands: object) -> Any:
     """An expression of several builtins as one operation: on whole tensors it makes one equation, called `name`."""
-    if all(map(_is_python, operands)):
-        return build(*operands)
+    if all(isinstance(operand, _NUMBERS) for operand in operands):
+        with np.errstate(all="ignore"):
+            return build(*operands)
     return elementwise(name, build, operands)
 
 
@@ -155,14 +164,7 @@ def minimum(x: object, y: object) -> Any:
 
 def rsqrt(x: object) -> Any:
     """1 / sqrt(x)."""
-    return _compose("rsqrt", lambda v: _reciprocal(sqrt(v)), x)
-
-
-def _reciprocal(x: Any) -> Any:
-    if isinstance(x, Expr):
-        return 1 / x
-    with np.errstate(all="ignore"):
-        return float(np.divide(1.0, x))
+    return _compose("rsqrt", lambda v: _apply("truediv", 1, sqrt(v)), x)
 
 
 def clip(x: object, low: object = None, high: object = None) -> Any:

@@ -261,6 +261,62 @@ def test_scalars_that_are_no_integers_of_their_dtype_are_refused() -> None:
     assert_array_equal(spread(np.ones(2, np.float32), 10**30), np.float32(1e30))
 
 
+# --- functions of numbers -------------------------------------------------------------------------------------------
+
+_FUNCTIONS = (
+    "exp",
+    "log",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "floor",
+    "ceil",
+    "round",
+    "abs",
+    "sign",
+    "relu",
+    "sigmoid",
+    "isnan",
+)
+
+
+@pytest.mark.parametrize("name", _FUNCTIONS)
+@pytest.mark.parametrize("value", [0, 3, -2, 0.0, -1.0, 2.5, float("inf"), float("nan"), 1e30])
+def test_a_function_of_a_number_is_that_of_an_array(name: str, value: float) -> None:
+    """rsqrt(0.0) was a ZeroDivisionError, floor(3) a float."""
+    function = getattr(po, name)
+    array: Array = np.array([value])
+    wanted = po.op(lambda x: function(x))(array)
+    found = po.op(lambda x: x * 0 + function(value))(np.zeros(1, array.dtype))
+    np.testing.assert_allclose(found * 1.0, wanted * 1.0, rtol=1e-15)
+    assert type(function(value)) is type(wanted[0].item())
+    strong = function(np.float32(value))
+    assert strong.dtype == po.op(lambda x: function(x))(array.astype(np.float32)).dtype
+
+
+def test_large_integers_stay_exact_in_functions() -> None:
+    assert po.abs(-(2**70)) == po.maximum(2**70, 1) == 2**70
+    with pytest.raises(po.DTypeError, match="does not fit f64"):
+        po.exp(10**400)
+
+
+def test_functions_of_numpys_scalars_are_as_strong_as_they() -> None:
+    """They were Python's numbers, for np.float64 is a float."""
+    x: Array = np.array([1], np.float32)
+    for function in (
+        lambda: po.exp(np.float64(0)),
+        lambda: po.maximum(np.float64(1e-9), 0),
+        lambda: po.clip(np.float64(0.5), 0, 1),
+        lambda: po.rsqrt(np.float64(4)),
+        lambda: po.silu(np.float64(1)),
+    ):
+        found = po.op(lambda x, value=function: x + value())(x)
+        assert found.dtype == np.float64
+        assert_array_equal(found, x + np.float64(function()))
+    assert po.op(lambda x: x + po.exp(np.float32(0)))(x).dtype == np.float32
+    assert po.op(lambda x: x + po.exp(0.0))(x).dtype == np.float32
+
+
 # --- einsum ---------------------------------------------------------------------------------------------------------
 
 
