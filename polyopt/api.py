@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from polyopt import bounded, compilation, settings
 from polyopt.classes import dataclass
+from polyopt.dsl import inlining
 from polyopt.dsl import trace as tracing
 from polyopt.dsl.bind import solve_sizes, specialise
 from polyopt.dsl.ir import Program
@@ -125,7 +126,7 @@ class Op(Unchanging):
     def _call_carefully(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call whose arguments are looked at one by one."""
         if tracing.is_tracing():
-            return tracing.inline(self._function, self.signature, args, kwargs)
+            return inlining.inline(self._function, self.signature, args, kwargs, arrays.scalar)
         named = dict(kwargs)
         out = named.pop("out", None) if "out" not in self._names else None
         given = self._bind(args, named)

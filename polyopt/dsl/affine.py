@@ -28,6 +28,14 @@ class SizeRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtentRef(SizeRef):
+    """An extent that follows from ranges which are found when every equation is known: a size until then."""
+
+    tensor: str
+    dimension: int
+
+
+@dataclass(frozen=True, slots=True)
 class FloorDiv:
     """`numerator // divisor`, rounded towards minus infinity; divisor > 0."""
 
@@ -103,6 +111,11 @@ def size(name: str) -> Affine:
     return Affine(0, ((SizeRef(name), 1),))
 
 
+def extent(tensor: str, dimension: int) -> Affine:
+    """The extent of a tensor, where it is not known yet."""
+    return Affine(0, ((ExtentRef(f"{tensor}.shape[{dimension}]", tensor, dimension), 1),))
+
+
 def _normal(value: int, coefficients: Mapping[Atom, int]) -> Affine:
     kept = [(atom, c) for atom, c in coefficients.items() if c != 0]
     return Affine(value, tuple(sorted(kept, key=lambda term: _sort_key(term[0]))))
@@ -135,6 +148,11 @@ def axes_of(expression: Affine) -> frozenset[str]:
 
 def sizes_of(expression: Affine) -> frozenset[str]:
     return frozenset(atom.name for atom in atoms(expression) if isinstance(atom, SizeRef))
+
+
+def extents_of(expression: Affine) -> tuple[ExtentRef, ...]:
+    """The extents in the expression that are not known yet, in order."""
+    return tuple(dict.fromkeys(atom for atom in atoms(expression) if isinstance(atom, ExtentRef)))
 
 
 def is_nonnegative(expression: Affine) -> bool:

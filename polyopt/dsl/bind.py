@@ -187,6 +187,7 @@ def specialise(program: ir.Program, sizes: Mapping[str, int]) -> ir.Program:
         tensors=tuple(_tensor(tensor, sizes) for tensor in program.tensors),
         equations=tuple(_equation(equation, sizes) for equation in program.equations),
         conditions=tuple(c for c in (specialise_condition(c, sizes) for c in program.conditions) if c != af.TRUE),
+        agreements=tuple(agreement.map(lambda a: _substituted(a, sizes)) for agreement in program.agreements),
     )
 
 

@@ -48,8 +48,19 @@ def elaborate(state: State, parameters: Sequence[Handle], results: Sequence[Hand
         parameters=tuple(tensor.name for tensor in parameters),
         results=tuple(tensor.name for tensor in results),
         conditions=tuple(dict.fromkeys(state.conditions)),
+        agreements=_of_tensors(state.agreements, frozenset(tensor.name for tensor in tensors)),
     )
     return with_sizes(program)
+
+
+def _of_tensors(agreements: Sequence[ir.Agreement], kept: frozenset[str]) -> tuple[ir.Agreement, ...]:
+    """The agreements on tensors that the program has: nothing finds the extents of others."""
+    return tuple(
+        agreement
+        for agreement in agreements
+        for affines in [tuple(af.condition_affines(agreement.condition))]
+        if all(extent.tensor in kept for affine in affines for extent in af.extents_of(affine))
+    )
 
 
 def _size_names(definitions: Sequence[Definition], parameters: Sequence[Handle]) -> frozenset[str]:
@@ -66,7 +77,8 @@ def with_sizes(program: ir.Program) -> ir.Program:
     """The program with its `sizes` listed: those of the parameters first, in order, then the others as they occur."""
     names: dict[str, None] = {}
     for affine in all_affines(program):
-        names.update(dict.fromkeys(atom.name for atom in af.atoms(affine) if isinstance(atom, af.SizeRef)))
+        sizes = (atom for atom in af.atoms(affine) if isinstance(atom, af.SizeRef))
+        names.update(dict.fromkeys(size.name for size in sizes if not isinstance(size, af.ExtentRef)))
     return replace(program, sizes=tuple(names))
 
 
@@ -83,7 +95,7 @@ def all_affines(program: ir.Program) -> Iterable[Affine]:
         for root in [equation.value, *data]:
             for node in ir.walk(root):
                 yield from _node_affines(node)
-    for condition in program.conditions:
+    for condition in (*program.conditions, *(agreement.condition for agreement in program.agreements)):
         yield from af.condition_affines(condition)
 
 

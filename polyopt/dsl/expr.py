@@ -187,6 +187,19 @@ class Convert(Expr):
         return (self.arg,)
 
 
+class Passed(Convert):
+    """What a parameter of an inlined op is given: converted where its kind fits, as at a call.
+
+    is_exact: only a Python number is converted
+    """
+
+    __slots__ = ("is_exact", "parameter")
+
+    def __init__(self, arg: Expr, dtype: DType, parameter: str, *, is_exact: bool) -> None:
+        super().__init__(arg, dtype)
+        self.parameter, self.is_exact = parameter, is_exact
+
+
 class Weakened(Expr):
     """A run-time value that counts as a Python number: it takes the dtype of what it meets.
 

@@ -13,9 +13,9 @@ from math import copysign
 from typing import Generic, Literal, TypeAlias, TypeVar, assert_never
 
 from polyopt.classes import dataclass
-from polyopt.dsl.affine import TRUE, Affine, Condition
+from polyopt.dsl.affine import TRUE, Affine, Condition, map_condition
 from polyopt.dtypes import DType
-from polyopt.errors import Span
+from polyopt.errors import ShapeError, Span
 
 Operand = TypeVar("Operand", covariant=True)
 """The expressions that an operation holds: a program's or a loop program's."""
@@ -243,6 +243,50 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True)
+class Agreement:
+    """What a tensor that was given to an inlined op must fulfil, over sizes and extents that are not known yet.
+
+    parameter, annotation: what the op takes: its name, and the extent that its annotation says
+    tensor, dimension:     what it was given
+    extent: of that dimension
+    wanted: the annotation's value; None where the extent gives a size of the op its value
+    """
+
+    condition: Condition
+    parameter: str
+    annotation: str
+    tensor: str
+    dimension: int
+    extent: Affine
+    wanted: Affine | None
+    span: Span | None = field(default=None, compare=False)
+
+    def map(self, change: Callable[[Affine], Affine]) -> Agreement:
+        """The agreement with every affine expression changed."""
+        wanted = None if self.wanted is None else change(self.wanted)
+        return replace(self, condition=map_condition(self.condition, change), extent=change(self.extent), wanted=wanted)
+
+    def error(self) -> ShapeError:
+        """The error where it does not hold."""
+        name = f"dimension {self.dimension} of '{self.parameter}'"
+        given = f"{self.extent} in '{self.tensor}'"
+        return ShapeError(
+            f"{name} is '{self.annotation}', which {given} cannot be"
+            if self.wanted is None
+            else f"{name} has extent {self.wanted}, and {given}",
+            where=self.span,
+            why="No size of 0 or more gives it." if self.wanted is None else "",
+            fix="pass a tensor whose extents fit.",
+            facts={
+                "parameter": self.parameter,
+                "dimension": self.dimension,
+                "wanted": self.annotation if self.wanted is None else str(self.wanted),
+                "given": str(self.extent),
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A system of affine recurrence equations with reductions.
 
@@ -250,6 +294,7 @@ class Program:
     parameters: names of the input tensors, in call order
     results:    names of the output tensors, in order of return
     conditions: over sizes alone; checked at the call (found while resolving ranges and bounds)
+    agreements: conditions that wait for ranges to be resolved
     """
 
     name: str
@@ -259,6 +304,7 @@ class Program:
     parameters: tuple[str, ...]
     results: tuple[str, ...]
     conditions: tuple[Condition, ...] = ()
+    agreements: tuple[Agreement, ...] = ()
 
     def tensor(self, name: str) -> Tensor:
         """The tensor called `name`; a `KeyError` is our own mistake."""

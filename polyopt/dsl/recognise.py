@@ -23,7 +23,7 @@ from polyopt.dsl.expr import (
     walk,
 )
 from polyopt.dsl.expr import Literal as Number
-from polyopt.errors import DefinitionError, Span
+from polyopt.errors import DefinitionError, ShapeError, Span
 
 COMPARISONS: Mapping[str, Literal["==", "!=", ">=", ">", "<=", "<"]] = {
     "lt": "<",
@@ -40,14 +40,11 @@ class NeedsSizes(DefinitionError):
 
 
 class InnerSizes(dict[str, Affine]):
-    """What the names of sizes mean in an inlined op.
+    """What the names of sizes mean in an inlined op: no other name is a size there."""
 
-    unknown: sizes whose extent is not plain yet, with the tensor that has it
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, op: str) -> None:
         super().__init__()
-        self.unknown: dict[str, str] = {}
+        self.op = op
 
 
 class NotAffine(Exception):
@@ -117,15 +114,26 @@ def _axis_of(index: Index, scope: Scope) -> str:
 
 
 def _size_of(name: str, expr: Expr, scope: Scope) -> Affine:
-    if isinstance(scope.sizes, InnerSizes) and name in scope.sizes.unknown:
+    if not isinstance(scope.sizes, InnerSizes):
+        return scope.sizes.get(name, af.size(name))
+    if name not in scope.sizes:
+        raise ShapeError(
+            f"size '{name}' does not follow from the arguments of '{scope.sizes.op}'",
+            where=expr.span,
+            why="No parameter of the inlined op has it as an extent, and a size of the caller is not seen there.",
+            fix=f"use it in the annotation of a tensor, or make it a parameter, '{name}: int', and pass the size.",
+            facts={"size": name, "op": scope.sizes.op},
+        )
+    found = scope.sizes[name]
+    for extent in af.extents_of(found):
         raise DefinitionError(
             f"size '{name}' of the inlined op is not known here",
             where=expr.span,
-            why=f"It is the extent of '{scope.sizes.unknown[name]}', which follows from ranges that are found later.",
-            fix=f"give the tensor its shape: po.tensor('{scope.sizes.unknown[name]}', shape=(...)).",
+            why=f"It is the extent of '{extent.tensor}', which follows from ranges that are found later.",
+            fix=f"give the tensor its shape: po.tensor('{extent.tensor}', shape=(...)).",
             facts={"size": name},
         )
-    return scope.sizes.get(name, af.size(name))
+    return found
 
 
 def _affine_call(expr: Call, name: str, args: tuple[Expr, ...], scope: Scope) -> Affine:

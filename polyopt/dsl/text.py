@@ -30,8 +30,9 @@ def program_text(program: ir.Program) -> str:
     locals_ = [tensor for tensor in program.tensors if tensor.role == "local"]
     if locals_:
         lines.append(f"  local {', '.join(map(_tensor_text, locals_))}")
-    if program.conditions:
-        lines.append(f"  if {', '.join(map(af.condition_text, program.conditions))}")
+    conditions = (*program.conditions, *(agreement.condition for agreement in program.agreements))
+    if conditions:
+        lines.append(f"  if {', '.join(map(af.condition_text, conditions))}")
     lines.extend(f"  {equation_text(equation)}" for equation in program.equations)
     return "\n".join(lines)
 

@@ -38,6 +38,7 @@ from polyopt.dsl.expr import (
     Index,
     InScope,
     Literal,
+    Passed,
     Placeholder,
     Reduction,
     Size,
@@ -169,7 +170,10 @@ class Builder:
             case InScope(body=body):
                 return self.build(body, self._rescope(scope, expr), reads)
             case Convert(arg=arg, dtype=dtype):
-                return _as_leaf(Typed(self.convert(self.build(arg, scope), dtype, expr.span), dtype), reads)
+                typed = self.build(arg, scope)
+                if isinstance(expr, Passed):
+                    _check_passed(expr, typed.type)
+                return _as_leaf(Typed(self.convert(typed, dtype, expr.span), dtype), reads)
             case Choice():
                 return self._choice(expr, scope, reads)
             case Reduction():
@@ -536,6 +540,24 @@ def _require_integer(expr: Call, operand: Type) -> None:
             fix="convert the operand: po.cast(..., i32).",
             facts={"dtype": str(concrete(operand))},
         )
+
+
+def _check_passed(expr: Passed, given: Type) -> None:
+    """Raises `DTypeError` where a value is not of a parameter's kind."""
+    if isinstance(given, Unknown):
+        return
+    fits = _KIND_ORDER[concrete(given).kind] <= _KIND_ORDER[expr.dtype.kind]
+    if not fits or (expr.is_exact and isinstance(given, DType) and given != expr.dtype):
+        raise DTypeError(
+            f"parameter '{expr.parameter}' is {expr.dtype} and is given '{source_text(expr.arg)}', which is "
+            f"{concrete(given)}",
+            where=expr.span,
+            fix=f"convert it: po.cast(..., {expr.dtype}).",
+            facts={"parameter": expr.parameter, "dtype": str(concrete(given))},
+        )
+
+
+_KIND_ORDER = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 
 def _is_float(type_: Type) -> bool:

@@ -61,9 +61,11 @@ def infer(program: ir.Program) -> ir.Program:
     _use_inferred_extents(states, extents)
     for state in states:
         state.agree_on_all(extents)
+    for agreement in program.agreements:
+        extents.agree(agreement)
     resolved = tuple(state.resolved(extents) for state in states)
     tensors = tuple(replace(tensor, shape=extents.shape(tensor)) for tensor in program.tensors)
-    return replace(program, equations=resolved, tensors=tensors, conditions=extents.conditions())
+    return replace(program, equations=resolved, tensors=tensors, conditions=extents.conditions(), agreements=())
 
 
 def _use_inferred_extents(states: Sequence[_State], extents: Extents) -> None:

@@ -11,10 +11,13 @@ import islpy as isl
 
 from polyopt.dsl import ir
 from polyopt.dsl.affine import (
+    FALSE,
     TRUE,
     Affine,
+    Atom,
     Compare,
     Condition,
+    ExtentRef,
     axes_of,
     axis,
     condition_affines,
@@ -22,7 +25,9 @@ from polyopt.dsl.affine import (
     evaluate,
     is_nonnegative,
     sizes_of,
+    substitute,
 )
+from polyopt.dsl.recognise import fold
 from polyopt.errors import DefinitionError
 from polyopt.poly.equalities import Equalities
 from polyopt.poly.intervals import extreme, tightest
@@ -84,6 +89,18 @@ class Extents:
         self._conditions.append(condition)
         if condition.op == "==":
             self._same.add(condition.left)
+
+    def agree(self, agreement: ir.Agreement) -> None:
+        """Asks the sizes for what extents must fulfil that are all known. Raises `ShapeError` where it never holds."""
+        found = agreement.map(lambda affine: self.same(substitute(affine, self._extent)))
+        condition = fold(found.condition)
+        if condition == FALSE:
+            raise found.error()
+        if isinstance(condition, Compare):
+            self.demand(condition)
+
+    def _extent(self, atom: Atom) -> Affine | None:
+        return self.value(atom.tensor, atom.dimension) if isinstance(atom, ExtentRef) else None
 
     def update(self, known: Mapping[str, Ranges]) -> None:
         """Takes in the ranges found so far, by equation."""
