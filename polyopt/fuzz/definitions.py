@@ -28,7 +28,8 @@ class Author:
     def define(self) -> None:
         """Add a definition, or a few that belong together."""
         draw = self.writer.random.choice(self.kinds())
-        dims = self.writer.random.choice([s for s in SHAPES if all(d in self.writer.sizes for d in s)])
+        known = [s for s in SHAPES if all(d in self.writer.sizes for d in s)]
+        dims = self.writer.random.choice([s for s in known if len(s) < 3 or not self.is_large])
         draw(self.fresh(), dims, self.writer.random.choice(self.writer.dtypes))
 
     def kinds(self) -> list[Callable[[str, tuple[str, ...], str], None]]:
