@@ -343,9 +343,9 @@ class Builder:
         name = expr.name
         args = tuple(self.build(arg, scope) for arg in expr.args)
         operand = join(arg.type for arg in args)
-        numbers = [int(arg.node.value) for arg in args if isinstance(arg.node, ir.Const)]
+        numbers = [arg.node.value for arg in args if isinstance(arg.node, ir.Const)]
         if operand == WEAK_INT and len(numbers) == 2:
-            difference = af.constant(numbers[0] - numbers[1])
+            difference = af.constant(int(numbers[0]) - int(numbers[1]))
             return condition_value(fold(af.Compare(difference, COMPARISONS[name])))
         if isinstance(operand, DType) and operand.is_integer:
             name, args = _within_range(name, args, operand)
