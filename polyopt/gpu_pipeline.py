@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -41,6 +41,9 @@ from polyopt.tiling import pack
 from polyopt.tiling.plan import TilingPlan
 
 _LOG = logging.getLogger(__name__)
+
+_PRODUCTS: Mapping[str, Products] = {"strict": "exact", "default": "all", "fast": "split"}
+"""Instructions of the tensor cores that each kind of numerics allows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +110,7 @@ class GpuLowering(Lowering):
     @cached_property
     def _decided(self) -> GpuDecided:  # type: ignore[override]  # what the stages below take from it is the same
         """Everything after fusion, proved and emitted; with plainer plans where that fails."""
-        products: Products = "exact" if self.options.is_strict else "all"
+        products = _PRODUCTS[self.options.numerics]
         attempts: Sequence[tuple[str, Callable[[Tree], CudaMapping]]] = (
             ("tensor cores", lambda tree: mapping.decide(self.scop, tree, self.gpu, products=products)),
             ("blocks and threads", lambda tree: mapping.decide(self.scop, tree, self.gpu, products="none")),

@@ -42,8 +42,9 @@ THREAD_REGISTERS = 64
 BLOCK_OWN_BYTES = 1 << 10
 """Shared memory that the machine takes for each block."""
 
-Products = Literal["all", "exact", "none"]
-"""Instructions of the tensor cores that may be used: exact ones only, where sums run in the order of their indices."""
+Products = Literal["split", "all", "exact", "none"]
+"""Instructions of the tensor cores that may be used: also those that take operands in parts, in fast numerics; exact
+ones only, where sums run in the order of their indices."""
 
 TENSOR_CORES = (8, 0)
 """The first GPUs that have all instructions of the table."""
@@ -163,6 +164,8 @@ def _instruction(
     one = instruction_of(left.dtype, right.dtype, reducer.dtype)
     if one is None:
         return None, f"none sums products of {left.dtype} and {right.dtype} as they are"
+    if one.is_split and products in ("all", "exact"):
+        return None, f"none sums products of {left.dtype} as they are; with numerics='fast' they come in two parts"
     if products == "exact" and not (one.is_exact and len(roles_of(statement).reduced) == 1):
         return None, "sums run in order"
     if products == "none":

@@ -10,7 +10,12 @@ axis are then read by `ldmatrix`, bytes of turned ones in pairs. Of 16-bit eleme
 lane q has the columns from 8 (q % 2) + 4 (q / 2) on. Where the second operand lies along the sum, its columns are read
 in this order. A turned one is read in its own: the instructions then leave a lane two columns in each half of the 16,
 of which lanes q and q ^ 1 exchange one pair when the sums are complete.
-Source: [PTX], "Warp-level matrix instructions".
+
+Elements of f32 lie as those of 16 bits do, in halves of 4 steps; turned ones come one by one, since `ldmatrix`
+transposes pairs of bytes. An operand x is taken as x' + x'', its upper 11 bits and the next 11, and x y as
+x'' y' + x' y'' + x' y'. What is left out is below 2^-19 |x y|; a sum of 128 terms in f32 may be 2^-17 of them off. An
+infinite x has no x'', so that this is for numerics="fast".
+Sources: [PTX], "Warp-level matrix instructions"; [Ootomo22] for the parts.
 """
 
 from __future__ import annotations
@@ -40,6 +45,7 @@ class Instruction:
     steps:        of the sum, in one instruction
     row_width:    neighboring rows of a lane: 1 of 16-bit elements, 2 of bytes
     is_exact:     whether the result is that of sums in order
+    is_split:     whether f32 operands come as two of tf32 each, whose products are added up
     """
 
     helper: str
@@ -49,17 +55,23 @@ class Instruction:
     steps: int
     row_width: int
     is_exact: bool
+    is_split: bool = False
 
     @property
     def is_of_bytes(self) -> bool:
         return self.left.itemsize == 1
 
     def __str__(self) -> str:
-        return f"{self.helper.removeprefix('po_')} of 16 x 8 x {self.steps}"
+        parts = ", operands in two parts" if self.is_split else ""
+        return f"{self.helper.removeprefix('po_')} of 16 x 8 x {self.steps}{parts}"
 
 
 def _halves(helper: str, dtype: DType) -> Instruction:
     return Instruction(helper, dtype, dtype, f32, 16, 1, is_exact=False)
+
+
+def _split(helper: str) -> Instruction:
+    return Instruction(helper, f32, f32, f32, 8, 1, is_exact=False, is_split=True)
 
 
 def _bytes(helper: str, left: DType, right: DType) -> Instruction:
@@ -73,8 +85,9 @@ INSTRUCTIONS = (
     _bytes("po_mma_u8", u8, u8),
     _bytes("po_mma_s8_u8", i8, u8),
     _bytes("po_mma_u8_s8", u8, i8),
+    _split("po_mma_tf32"),
 )
-"""All of them that sum up as the language says: tf32 is not here, since it rounds f32 operands."""
+"""All of them that sum up as the language says, and last one that does so for finite operands only."""
 
 
 def instruction_of(left: DType, right: DType, result: DType) -> Instruction | None:

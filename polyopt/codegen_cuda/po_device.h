@@ -207,10 +207,11 @@ PO_DEVICE bool po_inside(int64_t index, int64_t extent, int64_t site, int64_t *r
 }
 // Where an element lies in shared memory whose lines of 128 bytes have their parts of 16 bytes exchanged: the number of
 // the part is combined, bit by bit, with a linear function of the line's, so that 8 neighboring rows at one column, and
-// 8 rows of which each is two from the next, lie in different banks, whatever the rows' length. place: in elements
+// 8 rows of which each is two from the next, lie in different banks, whatever the rows' length; and so do 8 neighboring
+// floats of each of 4 rows of at least a line. place: in elements
 template <int Bytes> PO_DEVICE int po_swizzled(int place) {
   const int line = place * Bytes >> 7;
-  const int part = ((line ^ line >> 2) & 3) | ((line ^ line >> 1) << 1 & 4);
+  const int part = ((line ^ line >> 1) & 1) | ((line ^ line >> 2) << 1 & 6);
   return place ^ part * (16 / Bytes);
 }
 // Neighboring lanes exchange registers: the even one's second N go where the odd one's first N were, and back.
@@ -221,6 +222,15 @@ template <int N, class T> PO_DEVICE void po_exchange(T *own, int lane) {
     const T other = po_shfl_xor(is_odd ? own[i] : own[N + i], 1);
     own[i] = is_odd ? other : own[i];
     own[N + i] = is_odd ? own[N + i] : other;
+  }
+}
+// A fragment of f32 elements as two of tf32: each cut to its upper bits, and what is nearest to the rest. NaN stays NaN.
+PO_DEVICE void po_split_tf32(po_u32 (&own)[4], po_u32 (&rest)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float x = po_float(own[i]);
+    own[i] &= ~0x1fffu;
+    rest[i] = (po_bits(x - po_float(own[i])) + 0x1000u) & ~0x1fffu;
   }
 }
 // The elements of a vector as registers one after the other.

@@ -3,7 +3,8 @@
 Lane l of an `ldmatrix` gives the address of row l % 8 of matrix l / 8; which rows, columns and steps of the tile these
 are follows from the instruction's fragments and from the axis along which the copy lies. A copy that lies along the sum
 is read as it is, another one transposed; of bytes, which `ldmatrix` takes in pairs, the pairs are then taken apart, and
-the steps of a matrix are every fourth and the next. Of 16-bit elements, neighboring lanes exchange a pair of columns
+the steps of a matrix are every fourth and the next. Turned operands of f32 come element by element, since `ldmatrix`
+transposes 16 bits at a time, and all are then taken apart. But for bytes, neighboring lanes exchange a pair of columns
 after the sum, where these could not be read in the order of the results.
 """
 
@@ -83,9 +84,16 @@ class WarpPrinter(SharedPrinter):
         counts = left.groups // per_row, right.groups
         declared = ", ".join(f"{name}[{count}][4]" for name, count in zip(fragments, counts, strict=True))
         yield f"po_u32 {declared};"
-        yield from self._fetch(fragments[0], left, self._left_place(left, one), per_row, one)
-        yield from self._fetch(fragments[1], right, self._right_place(right, one), 1, one)
-        yield from self._multiply(store, left, right, fragments, one)
+        rests = [self._unused(f"{name}_rest", "") for name in fragments] if one.is_split else []
+        if rests:
+            yield f"po_u32 {', '.join(f'{name}[{count}][4]' for name, count in zip(rests, counts, strict=True))};"
+        for number, (side, per) in enumerate(((left, per_row), (right, 1))):
+            group = self._number(side, per)
+            lines = self._fetched(f"{fragments[number]}[{group}]", side, one)
+            if rests:
+                lines.append(f"po_split_tf32({fragments[number]}[{group}], {rests[number]}[{group}]);")
+            yield from self._over(side, per, lines)
+        yield from self._multiply(store, left, right, _parts(fragments, rests), one)
 
     def _product(self, loop: For) -> tuple[Store, Operand, Operand, Instruction]:
         """The sum, its two operands and the instruction; columns are the innermost loops."""
@@ -147,7 +155,7 @@ class WarpPrinter(SharedPrinter):
         if left.is_along and one.is_of_bytes:
             return {left.thread: self._lane((1, 8, 2), (8, 2, 1)), left.step: self._lane((16, 2, 16))}
         if left.is_along:
-            return {left.thread: self._lane((1, 16, 1)), left.step: self._lane((16, 2, 8))}
+            return {left.thread: self._lane((1, 16, 1)), left.step: self._lane((16, 2, one.steps // 2))}
         if one.is_of_bytes:
             return {left.thread: integer(0), left.step: self._lane((16, 2, 16), (8, 2, 2), (2, 4, 4), (1, 2, 1))}
         return {left.thread: self._lane((8, 2, 8)), left.step: self._lane((16, 2, 8), (1, 8, 1))}
@@ -159,26 +167,40 @@ class WarpPrinter(SharedPrinter):
             return {right.thread: self._lane((1, 8, 2), (16, 2, 1)), right.step: self._lane((8, 2, 16))}
         if right.is_along:
             column = self._lane((2, 2, 8), (4, 2, 4), (16, 2, 2), (1, 2, 1))
-            return {right.thread: column, right.step: self._lane((8, 2, 8))}
+            return {right.thread: column, right.step: self._lane((8, 2, one.steps // 2))}
         if one.is_of_bytes:
             return {right.thread: integer(0), right.step: self._lane((8, 2, 16), (16, 2, 2), (2, 4, 4), (1, 2, 1))}
         return {right.thread: self._lane((16, 2, 8)), right.step: self._lane((8, 2, 8), (1, 8, 1))}
 
-    def _fetch(self, name: str, side: Operand, place: Mapping[str, Expr], per: int, one: Instruction) -> Iterator[str]:
-        """An operand's fragments, from shared memory."""
+    def _fetched(self, target: str, side: Operand, one: Instruction) -> list[str]:
+        """The lines that fetch a fragment of an operand from shared memory."""
+        is_left = side.thread == self._row_thread
+        if one.is_split and not side.is_along:
+            return [f"{target}[{n}] = po_bits({self._turned_element(side, n, is_left=is_left)});" for n in range(4)]
         turned = "" if side.is_along else "_t"
+        place = self._left_place(side, one) if is_left else self._right_place(side, one)
         source = self._x.element(side.load.buffer, side.at(place)).text
-        target = f"{name}[{self._number(side, per)}]"
         lines = [f"po_ldmatrix_x4{turned}({target}, &{source});"]
         if turned and one.is_of_bytes:
-            pairs = ((0, 1), (2, 3)) if side.thread == self._row_thread else ((0, 2), (1, 3))
+            pairs = ((0, 1), (2, 3)) if is_left else ((0, 2), (1, 3))
             lines += [f"po_unzip({target}[{even}], {target}[{odd}]);" for even, odd in pairs]
-        yield from self._over(side, per, lines)
+        return lines
+
+    def _turned_element(self, side: Operand, register: int, *, is_left: bool) -> str:
+        """What a lane has in a register of a fragment of f32: its own of the first or the last 8 points, at its step of
+        the first or the last 4."""
+        point, step = (register % 2, register // 2) if is_left else (register // 2, register % 2)
+        place = {
+            side.thread: folded("add", self._lane((4, 8, 1)), integer(point * ROW_LANES)),
+            side.step: folded("add", self._lane((1, 4, 1)), integer(step * COLUMN_LANES)),
+        }
+        return self._x.element(side.load.buffer, side.at(place)).text
 
     def _multiply(
-        self, store: Store, left: Operand, right: Operand, fragments: Sequence[str], one: Instruction
+        self, store: Store, left: Operand, right: Operand, parts: Sequence[tuple[str, str]], one: Instruction
     ) -> Iterator[str]:
-        """The instructions, one for each pair of fragments: two for each group of columns."""
+        """The instructions, one for each pair of fragments: two for each group of columns. parts: names of fragments
+        whose products are added up"""
         assert right.lane is not None
         half = self._unused("half", "")
         self._x.ranges[half], self._shared.names.variables[half] = (integer(0), integer(1)), half
@@ -197,11 +219,12 @@ class WarpPrinter(SharedPrinter):
             self._x.element(store.buffer, tuple(substitute(i, {**first, **here}) for i in store.indices)).text
             for here in ({}, below)
         )
-        sums, operand = f"&{upper}, &{lower}", f"&{fragments[1]}[{self._number(right, 1)}][{half} * 2]"
         step = "<2>" if apart == 1 else ""
-        call = f"{one.helper}{step}({sums}, {fragments[0]}[{self._number(left, width)}], {operand});"
-        lines = ["#pragma unroll", f"for (int {half} = 0; {half} < 2; ++{half}) {call}"]
-        yield from self._over(left, width, list(self._over(right, 1, lines)))
+        row, column = self._number(left, width), self._number(right, 1)
+        calls = [f"{one.helper}{step}(&{upper}, &{lower}, {a}[{row}], &{b}[{column}][{half} * 2]);" for a, b in parts]
+        loop = f"for (int {half} = 0; {half} < 2; ++{half})"
+        inner = [f"{loop} {calls[0]}"] if len(calls) == 1 else [f"{loop} {{", *indented(calls), "}"]
+        yield from self._over(left, width, list(self._over(right, 1, ["#pragma unroll", *inner])))
 
     def _over(self, side: Operand, step: int, lines: Sequence[str]) -> Iterator[str]:
         """Lines for every `step` groups of points."""
@@ -221,6 +244,12 @@ class WarpPrinter(SharedPrinter):
             return "0"
         var = self._var(side.group)
         return var if step == 1 else f"{var} / {step}"
+
+
+def _parts(own: Sequence[str], rests: Sequence[str]) -> list[tuple[str, str]]:
+    """The fragments to multiply, the smallest first: a rest with a rest is left out."""
+    pairs = [(rests[0], own[1]), (own[0], rests[1])] if rests else []
+    return [*pairs, (own[0], own[1])]
 
 
 def _uses(load: Load, var: str) -> bool:

@@ -14,6 +14,11 @@ def matmul_f32(x: f32[M, K], y: f32[K, N]):
     return x @ y
 
 
+@po.op(numerics="fast")
+def matmul_f32_fast(x: f32[M, K], y: f32[K, N]):
+    return x @ y
+
+
 @po.op
 def matmul_bf16(x: bf16[M, K], y: bf16[K, N]):
     return x @ y
@@ -105,6 +110,7 @@ def attention_bf16(q: bf16[H, S, D], keys: bf16[H, S, D], v: bf16[H, S, D]):
 Sizes = dict[str, int]
 OPS: dict[str, tuple[po.Op, Sizes, Sizes]] = {
     "matmul_f32": (matmul_f32, {"M": 4096, "N": 4096, "K": 4096}, {"M": 128, "N": 128, "K": 64}),
+    "matmul_f32_fast": (matmul_f32_fast, {"M": 4096, "N": 4096, "K": 4096}, {"M": 128, "N": 128, "K": 64}),
     "matmul_bf16": (matmul_bf16, {"M": 4096, "N": 4096, "K": 4096}, {"M": 128, "N": 128, "K": 64}),
     "matmul_f16": (matmul_f16, {"M": 4096, "N": 4096, "K": 4096}, {"M": 128, "N": 128, "K": 64}),
     "matmul_i8": (matmul_i8, {"M": 4096, "N": 4096, "K": 4096}, {"M": 128, "N": 128, "K": 64}),

@@ -44,6 +44,10 @@ _EXCHANGED = ((("SHFL",), 32), (("STG", "64"), 16))
 
 GATES: dict[str, Gate] = {
     "matmul_f32": Gate(registers=127, opcodes=(*_RING, (("LDS", "128"), 64))),  # 64 sums: two blocks at a time
+    # operands in two parts of tf32 each, three products of them: one block at a time
+    "matmul_f32_fast": Gate(
+        registers=200, opcodes=(*_RING[:3], (("LDSM", "M88", "4"), 4), (("HMMA", "1688", "TF32"), 96))
+    ),
     # 64 sums again, of which neighboring lanes exchange half: four lanes store a sector of results of 2 bytes
     "matmul_bf16": Gate(registers=125, sectors=1.0, opcodes=(*_PRODUCTS, *_EXCHANGED, (("HMMA", "16816", "BF16"), 32))),
     "matmul_f16": Gate(registers=125, sectors=1.0, opcodes=(*_PRODUCTS, *_EXCHANGED, (("HMMA", "16816"), 32))),

@@ -29,12 +29,12 @@ def values(dtype: DType, *shape: int) -> Array:
     if dtype.itemsize == 1:
         info = np.iinfo(dtype.numpy)
         return RANDOM.integers(info.min, info.max + 1, shape).astype(dtype.numpy)
-    found: Array = (RANDOM.integers(-8, 9, shape) / 4).astype(ml_dtypes.bfloat16 if dtype == bf16 else np.float16)
+    found: Array = (RANDOM.integers(-8, 9, shape) / 4).astype(dtype.numpy)
     return found
 
 
 def products(left: DType, right: DType, layout: str, result: DType | None = None) -> Op:
-    """A product whose operands lie as einsum's subscripts say: "mk,nk"."""
+    """A product whose operands lie as einsum's subscripts say: "mk,nk". Of f32 in fast numerics, for tensor cores."""
     result = result or (po.i32 if left.itemsize == 1 else f32)
     first, second = layout.split(",")
     sizes, indices = {"m": M, "n": N, "k": K}, {"m": i, "n": j, "k": k}
@@ -48,7 +48,7 @@ def products(left: DType, right: DType, layout: str, result: DType | None = None
         "x": left[tuple(sizes[c] for c in first)],
         "w": right[tuple(sizes[c] for c in second)],
     }
-    return po.op(multiply)
+    return po.op(multiply, numerics="fast" if left == f32 else "default")
 
 
 LAYOUTS = ["".join((x, ",", w)) for x, w in product(("mk", "km"), ("kn", "nk"))]
@@ -74,10 +74,10 @@ def test_operands_may_lie_along_either_axis(one: Any, layout: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize(("size", "steps"), [(128, 64), (64, 32), (32, 16)])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [bf16, i8], ids=str)
+@pytest.mark.parametrize("dtype", [bf16, i8, f32], ids=str)
 def test_no_bank_conflicts(dtype: DType, layout: str, size: int, steps: int) -> None:
-    """Neither tiles of other sizes nor other layouts, hence rows of 16 to 256 bytes, make two rows meet in a bank."""
-    rows = {name: size if name != "k" else steps * 2 // dtype.itemsize for name in "mnk"}
+    """Neither tiles of other sizes nor other layouts, hence rows of 16 to 512 bytes, make two rows meet in a bank."""
+    rows = {name: size if name != "k" else max(8, steps * 2 // dtype.itemsize) for name in "mnk"}
     first, second = layout.split(",")
     args = (values(dtype, *(rows[c] for c in first)), values(dtype, *(rows[c] for c in second)))
     outcome = emulate(lowered(products(dtype, dtype, layout), *args), {"x": args[0], "w": args[1]}, {}, "count")
@@ -206,10 +206,40 @@ def test_the_plan_names_the_instruction() -> None:
     assert "by mma_s8_u8 of 16 x 8 x 32" in chosen(multiplied(i8, u8))
 
 
-def test_floats_of_full_precision_are_not_rounded_to_tf32() -> None:
-    for numerics in ("default", "fast"):
-        said = chosen(multiplied(f32, f32, numerics=numerics))
-        assert "no tensor cores: none sums products of f32 and f32 as they are" in said
+def test_floats_of_full_precision_come_in_two_parts_and_in_fast_numerics_only() -> None:
+    said = chosen(multiplied(f32, f32))
+    assert "no tensor cores: none sums products of f32 as they are; with numerics='fast' they come in two parts" in said
+    assert "by mma_tf32 of 16 x 8 x 8, operands in two parts" in chosen(multiplied(f32, f32, numerics="fast"))
+    assert "no tensor cores: none sums products of f32" in chosen(multiplied(f32, f32, numerics="strict"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_floats_in_two_parts_keep_what_a_short_sum_keeps(layout: str) -> None:
+    """Of all magnitudes: within 2^-19 of the sum of magnitudes, where a single tf32 each is off by 2^-11."""
+    scales = np.exp2(RANDOM.integers(-30, 30, (2, 64, 64)))
+    x, w = (RANDOM.standard_normal((2, 64, 64)) * scales).astype(np.float32)
+    first, second = layout.split(",")
+    args = tuple(np.ascontiguousarray(a if name in ("mk", "kn") else a.T) for a, name in ((x, first), (w, second)))
+    op = products(f32, f32, layout)
+    outcome = emulate(lowered(op, *args), inputs(op, args), {})
+    assert outcome.problems == ()
+    exact, magnitudes = x.astype("f8") @ w.astype("f8"), np.abs(x).astype("f8") @ np.abs(w).astype("f8")
+    assert (np.abs(outcome.results[0] - exact) <= 2.0**-19 * magnitudes).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_part_that_is_left_out_is_missed(layout: str) -> None:
+    args = tuple(RANDOM.standard_normal((64, 64), np.float32) for _ in range(2))
+    op = products(f32, f32, layout)
+    lowering = lowered(op, *args)
+    right = emulate(lowering, inputs(op, args), {}).results[0]
+    faults = planted(lowering.cuda.text, r"po_mma_tf32\(.*\);", ";")
+    assert len(faults) == 3
+    for fault in faults:
+        outcome = emulate(changed_text(lowering, fault.text), inputs(op, args), {})
+        assert np.abs(outcome.results[0] - right).max() > 2.0**-12, fault.without
 
 
 def test_strict_sums_run_in_order_unless_any_order_is_exact() -> None:
@@ -273,7 +303,7 @@ def test_a_wrong_fragment_is_reported_with_the_line_of_the_product(name: str) ->
 
 @needs_compiler
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [f16, i8], ids=str)
+@pytest.mark.parametrize("dtype", [f16, i8, f32], ids=str)
 def test_every_product_is_of_its_own_elements(dtype: DType, layout: str) -> None:
     args = tuple(values(dtype, *(128 if axis == "k" else 64 for axis in axes)) for axes in layout.split(","))
     outcome = emulate(lowered(products(dtype, dtype, layout), *args), {"x": args[0], "w": args[1]}, {}, "trace")
