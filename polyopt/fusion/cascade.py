@@ -13,7 +13,7 @@ Sources: [OnlineSoftmax18], [FlashAttention22].
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 
 import islpy as isl
 
@@ -24,7 +24,10 @@ from polyopt.dsl.affine import (
     Affine,
     And,
     AxisRef,
+    Compare,
     Condition,
+    Not,
+    Or,
     axes_of,
     axis,
     condition_affines,
@@ -51,14 +54,21 @@ ASSUMED = 512
 """An extent that is not known."""
 
 
+WEIGHT = "weight"
+"""The variable of a running sum's `rest`."""
+
+HARMLESS = 2.0**32
+"""Between its inverse and itself, a constant that multiplies a sum instead of its terms."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunningSum:
     """A sum that runs with the maximum.
 
     node:    the reduction, as it stands in its consumer
     weight:  the part of the summand that moves with the maximum
-    rest:    the factors that do not; None for none
-    outside: factors that the axis leaves alone, which leave the sum; each with whether it divides
+    rest:    the summand, with a variable `WEIGHT` for the weight; None where that is all of it
+    outside: factors that the axis leaves alone and that leave the sum; each with whether it divides
     rescale: how the weight moves
     """
 
@@ -155,6 +165,7 @@ class _Finder:
     program: ir.Program
     tile: tuple[int, int]
     kept_bytes: int
+    moved: Mapping[str, ir.Equation] = field(default_factory=dict)
 
     def cascade(self, tensor: ir.Tensor) -> Cascade | None:
         frame = self.frame(tensor)
@@ -173,6 +184,8 @@ class _Finder:
     def frame(self, tensor: ir.Tensor) -> _Frame | None:
         equation = _alone(self.program, tensor.name)
         if equation is None or equation.is_accumulation or not isinstance(equation.value, ir.Reduce):
+            return None
+        if equation.guard != TRUE:
             return None
         reduce = equation.value
         if reduce.reducer.name not in ("max", "min") or not reduce.dtype.is_float or len(reduce.axes) != 1:
@@ -231,7 +244,7 @@ class _Finder:
     def consumers(self, frame: _Frame, leaves: tuple[ir.Read, ...]) -> tuple[Consumer, ...]:
         """The equations with running sums; none where something else needs a leaf as a whole."""
         own = {frame.equation.tensor, *(leaf.tensor for leaf in leaves)}
-        moving = self.moving(frame, leaves)
+        self.moved = moving = self.moving(frame, leaves)
         found: list[Consumer] = []
         for equation in self.program.equations:
             if equation.tensor in own or equation.tensor in moving:
@@ -250,10 +263,13 @@ class _Finder:
         """Local tensors that are plain expressions of the maximum or of leaves; a producer comes before its readers."""
         found: dict[str, ir.Equation] = {}
         known = {frame.equation.tensor, *(leaf.tensor for leaf in leaves)}
+        kept = {read.tensor for equation in self.program.equations for read in equation.reads() if not _is_plain(read)}
         for _ in self.program.tensors:
             for tensor in self.program.tensors:
                 equation = _alone(self.program, tensor.name)
                 if tensor.role != "local" or equation is None or tensor.name in known or equation.is_accumulation:
+                    continue
+                if tensor.name in kept:
                     continue
                 if _has_reduce(equation.value) or not any(r.tensor in known for r in equation.reads()):
                     continue
@@ -275,7 +291,7 @@ class _Finder:
         if not names:
             needs = any(read.tensor in tensors for read in equation.reads())
             return None if needs else Consumer(equation.name, equation, ())
-        if equation.is_accumulation or equation.guard != TRUE:
+        if equation.is_accumulation or equation.guard != TRUE or len(set(names.values())) != len(names):
             return None
         equation = renamed(equation, apart(equation, names, frame.rows, frame.point))
         nodes = list(self.touching(equation.value, frame, leaves))
@@ -285,10 +301,19 @@ class _Finder:
             return None
         if any(read.tensor in tensors for read in ir.reads(stripped)):
             return None
-        if not set(frame.rows) <= {a.name for a in equation.axes}:
+        if not set(frame.rows) <= {a.name for a in equation.axes} or not self.is_for_all_rows(frame, equation, nodes):
             return None
         found = tuple(s for s in dict.fromkeys(sums) if s is not None)
         return None if None in sums else Consumer(equation.name, equation, found)
+
+    def is_for_all_rows(self, frame: _Frame, equation: ir.Equation, nodes: list[ir.Reduce]) -> bool:
+        """Whether sums may run in every row of the maximum, which has all rows that they have."""
+        rows = [a for a in equation.axes if a.name in frame.rows]
+        space = Space("", tuple(a.name for a in rows), self.program.sizes)
+        if not (space.box(rows) & conditions(self.program, space)).is_subset(space.box(frame.equation.axes)):
+            return False
+        axes = (*frame.equation.axes, *(a for a in equation.axes if a.name not in frame.rows))
+        return all(reads_inside(self.program, node, axes) for node in nodes)
 
     @staticmethod
     def touching(expr: ir.Expr, frame: _Frame, leaves: tuple[ir.Read, ...]) -> Iterator[ir.Reduce]:
@@ -326,21 +351,60 @@ class _Finder:
             return None
         moving, rest, outside = [], [], []
         for part, inverted in rescale.factors(node.body):
-            is_moving = any(self.is_maximum(n, frame) for n in ir.walk(part))
-            if frame.point not in axes_in(part):
-                outside.append((part, inverted))
-            elif is_moving:
+            if any(self.is_maximum(n, frame) for n in ir.walk(part)):
                 moving.append((part, inverted))
+            elif self.is_harmless(part, frame):
+                outside.append((part, inverted))
             else:
                 rest.append((part, inverted))
         weight = rescale.product(moving)
-        if weight is None or any(self.is_maximum(n, frame) for part, _ in outside for n in ir.walk(part)):
+        if weight is None or any(frame.point not in axes_in(part) for part, _ in moving):
             return None
         found = rescale.solve(weight, lambda n: self.is_maximum(n, frame))
         rising = frame.reduce.reducer.name == "max"
         if found is None or (found.factor > 0) != rising:
             return None
-        return RunningSum(node, weight, rescale.product(rest), tuple(outside), found)
+        if not rescale.is_bounded(weight, frame.reduce.body, lambda n: self.is_maximum(n, frame), found.factor):
+            return None  # a weight may overflow, or differ from 0 where there is no maximum yet
+        variable = ir.Var(WEIGHT, weight.dtype)
+        if not rest:
+            summand = None
+        elif len(moving) == 1 and not moving[0][1]:
+            summand = rescale.without(node.body, {part for part, _ in outside}, {weight: variable})
+        elif len(rest) == 1 and not rest[0][1]:
+            summand = ir.Op("mul", (variable, rest[0][0]), node.dtype)
+        else:
+            return None
+        return RunningSum(node, weight, summand, tuple(outside), found)
+
+    def is_harmless(self, part: ir.Expr, frame: _Frame) -> bool:
+        """Whether a factor may multiply or divide a sum instead of its terms: a constant, or a sum of weights, which is
+        at least 1. Of others, terms may overflow or be NaN where the sum does not and is not, and the other way."""
+        match part:
+            case ir.Const(value):
+                return 1 / HARMLESS <= abs(value) <= HARMLESS
+            case ir.Op("add" | "maximum", (inner, ir.Const(value))) | ir.Op(
+                "add" | "maximum", (ir.Const(value), inner)
+            ):
+                return 0 <= value <= HARMLESS and self.is_harmless(inner, frame)
+            case ir.Read():
+                return self.is_sum_of_weights(part, frame)
+            case _:
+                return False
+
+    def is_sum_of_weights(self, read: ir.Read, frame: _Frame) -> bool:
+        equation = _alone(self.program, read.tensor)
+        if equation is None:
+            return False
+        equation = inlined(as_definition(self.program, equation), list(self.moved.values()))
+        names = self.names(equation.value, frame) if isinstance(equation.value, ir.Reduce) else None
+        if names is None or equation.guard != TRUE:
+            return False
+        equation = renamed(equation, apart(equation, names, frame.rows, frame.point))
+        if equation.subscripts != read.subscripts or not isinstance(equation.value, ir.Reduce):
+            return False
+        found = self.running(equation.value, frame)
+        return found is not None and found.rest is None and not found.outside
 
     @staticmethod
     def is_maximum(expr: ir.Expr, frame: _Frame) -> bool:
@@ -377,6 +441,44 @@ def _alone(program: ir.Program, tensor: str) -> ir.Equation | None:
 def conditions(program: ir.Program, space: Space) -> isl.Set:
     """Where the conditions of a program on its sizes hold."""
     return space.condition(conjunction(*program.conditions))
+
+
+def reads_inside(
+    program: ir.Program,
+    expr: ir.Expr,
+    axes: Sequence[ir.Axis],
+    guard: Condition = TRUE,
+    *,
+    choices: bool = True,
+) -> bool:
+    """Whether no read of an expression leaves its array, for all points of axes where a guard holds.
+
+    choices: whether a read in a branch happens only where the branch is taken
+    """
+    match expr:
+        case ir.Where(condition, then, otherwise) if choices:
+            return reads_inside(program, then, axes, conjunction(guard, condition)) and reads_inside(
+                program, otherwise, axes, conjunction(guard, Not(condition))
+            )
+        case ir.Reduce():
+            axes, guard = (*axes, *expr.axes), conjunction(guard, expr.guard)
+        case ir.Read(boundary=None):
+            shape = program.tensor(expr.tensor).shape if any(t.name == expr.tensor for t in program.tensors) else ()
+            space = Space("", tuple(a.name for a in axes), program.sizes)
+            box = space.box(axes) & space.condition(guard) & conditions(program, space)
+            for subscript, size in zip(expr.subscripts, shape or (), strict=False):
+                if isinstance(subscript, Affine):
+                    outside = Or((Compare(subscript, "<"), Compare(subscript - size, ">=")))
+                    if not (box & space.condition(outside)).is_empty():
+                        return False
+        case _:
+            pass
+    return all(reads_inside(program, child, axes, guard, choices=choices) for child in ir.children(expr))
+
+
+def _is_plain(read: ir.Read) -> bool:
+    """Whether a read is of the element that affine subscripts say, so that the element's value can stand for it."""
+    return read.boundary is None and all(isinstance(s, Affine) for s in read.subscripts)
 
 
 def _has_reduce(expr: ir.Expr) -> bool:

@@ -58,7 +58,16 @@ def decide(
 
 
 def can_share(scop: Scop, dependences: Dependences, shared_rows: TileRows) -> bool:
-    """Whether loops over shared rows run no dependence backwards, and all but the innermost carry none."""
+    """Whether loops over shared rows run no dependence backwards, all but the innermost carry none, and those inside
+    one loop can run one after the other, with what shares none between them."""
+    paths = {s.name: tuple(dict(shared_rows.get(s.name, ()))) for s in scop.statements}
+    for depth in range(1, max(map(len, paths.values())) + 1):
+        owner = {name: path[:depth] if len(path) >= depth else (*path, "", name) for name, path in paths.items()}
+        edges = [(str(owner[d.source]), str(owner[d.target])) for d in dependences.ordered]
+        shared = {str(owner[name]) for name, path in paths.items() if len(path) >= depth}
+        nodes = tuple(dict.fromkeys(map(str, owner.values())))
+        if shared & graph.on_cycles(nodes, [(a, b) for a, b in edges if a != b]):
+            return False
     tester = DistanceTester.of(scop)
     inside = [d for d in dependences.ordered if d.source in shared_rows and d.target in shared_rows]
     for dependence in inside:

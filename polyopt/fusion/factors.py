@@ -67,12 +67,14 @@ def take_out(program: ir.Program) -> Factored:
 
 @dataclass(slots=True)
 class _Finder:
-    """Takes the factors out of one equation. factors: by what they compute"""
+    """Takes the factors out of one equation. factors: by what they compute, for which axes, and where"""
 
     program: ir.Program
     equation: ir.Equation
     taken: set[str]
-    factors: dict[ir.Expr, tuple[ir.Equation, ir.Tensor]] = field(default_factory=dict)
+    factors: dict[tuple[ir.Expr, tuple[ir.Axis, ...], Condition], tuple[ir.Equation, ir.Tensor]] = field(
+        default_factory=dict
+    )
     notes: list[str] = field(default_factory=list)
 
     def changed(self) -> ir.Equation:
@@ -157,23 +159,23 @@ class _Finder:
     ) -> ir.Expr:
         """A read of the temporary that holds the expression."""
         subscripts = tuple(axis(a.name) for a in axes)
-        if expr not in self.factors:
+        names = frozenset(a.name for a in axes)
+        others = [a for a in around if a.name not in names]
+        known = frozenset().union(*(axes_of(affine) for affine in condition_affines(guard))) <= names
+        where = guard if known else TRUE
+        reads = [node for node in ir.walk(expr) if isinstance(node, ir.Read)]
+        if not all(self.reads_whole_dimensions(read, {a.name: a for a in axes}) for read in reads):
+            where = conjunction(where, nonempty(others, names))
+        if (expr, axes, where) not in self.factors:
             name = unused(f"{self.equation.tensor}_factor", self.taken)
             self.taken.add(name)
             shape = tuple(a.upper[0] for a in axes)
             tensor = ir.Tensor(name, expr.dtype, shape, "local", len(axes), self.equation.span)
-            names = frozenset(a.name for a in axes)
-            others = [a for a in around if a.name not in names]
-            known = frozenset().union(*(axes_of(affine) for affine in condition_affines(guard))) <= names
-            where = guard if known else TRUE
-            reads = [node for node in ir.walk(expr) if isinstance(node, ir.Read)]
-            if not all(self.reads_whole_dimensions(read, {a.name: a for a in axes}) for read in reads):
-                where = conjunction(where, nonempty(others, names))
             definition = ir.Equation(name, name, axes, subscripts, expr, where, span=self.equation.span)
-            self.factors[expr] = definition, tensor
+            self.factors[expr, axes, where] = definition, tensor
             again = ", ".join(a.name for a in others)
             self.notes.append(f"{name}[{', '.join(a.name for a in axes)}] computed once, not again for each {again}")
-        _, tensor = self.factors[expr]
+        _, tensor = self.factors[expr, axes, where]
         return ir.Read(tensor.name, subscripts, tensor.dtype, span=self.equation.span)
 
 

@@ -8,7 +8,9 @@ may overflow while their product does not; any other factor simply leaves the su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from fractions import Fraction
+from math import isclose, isfinite
 from typing import TYPE_CHECKING
 
 from polyopt.classes import dataclass
@@ -62,6 +64,18 @@ def product(parts: Sequence[tuple[ir.Expr, bool]]) -> ir.Expr | None:
     return result
 
 
+def without(expr: ir.Expr, dropped: Collection[ir.Expr], replaced: Mapping[ir.Expr, ir.Expr]) -> ir.Expr | None:
+    """The product without some of its `factors` and with others replaced, its operations in the same order."""
+    match expr:
+        case ir.Op("mul" | "truediv" as name, (left, right)) if name == "truediv" or expr.dtype.is_float:
+            first, second = without(left, dropped, replaced), without(right, dropped, replaced)
+            if first is None and second is not None and name == "truediv":
+                first = ir.Const(1.0, expr.dtype)
+            return first if second is None else second if first is None else ir.Op(name, (first, second), expr.dtype)
+        case _:
+            return None if expr in dropped else replaced.get(expr, expr)
+
+
 def solve(weight: ir.Expr, is_moving: Callable[[ir.Expr], bool]) -> Rescale | None:
     """The rescaling of a summand; None where there is none.
 
@@ -85,6 +99,58 @@ def solve(weight: ir.Expr, is_moving: Callable[[ir.Expr], bool]) -> Rescale | No
         if factor.is_number and (factor.is_Rational or factor.is_Float):
             return Rescale(function, float(factor))
     return None
+
+
+def is_bounded(weight: ir.Expr, body: ir.Expr, is_moving: Callable[[ir.Expr], bool], factor: float) -> bool:
+    """Whether a weight is a product of powers of `exp(body - m)`, `factor` in all, where `m` moves towards the body's
+    extremum: then it is at most 1 whatever `m` is so far, and 0 where the body is infinitely far from any."""
+    total = Fraction(0)
+    parts = [(part, inverted) for part, inverted in factors(weight) if part != ir.Const(1.0, part.dtype)]
+    functions = {part.name for part, _ in parts if isinstance(part, ir.Op)}
+    if len(functions) != 1 or not functions <= {"exp", "exp2"}:
+        return False
+    whole = _terms(body, is_moving)
+    for part, inverted in parts:
+        if not isinstance(part, ir.Op):
+            return False
+        terms = _terms(part.args[0], is_moving)
+        moves = (1 if inverted else -1) * terms.pop(None, Fraction(0))
+        sign = -1 if inverted else 1
+        if (
+            moves * Fraction(factor) <= 0
+            or 0 in terms.values()
+            or {k: sign * v for k, v in terms.items()} != {k: moves * v for k, v in whole.items()}
+        ):
+            return False
+        total += moves
+    return isclose(total, factor, rel_tol=1e-12)
+
+
+def _terms(expr: ir.Expr, is_moving: Callable[[ir.Expr], bool]) -> dict[ir.Expr | None, Fraction]:
+    """The expression as a sum of multiples of others; that of the moving value is at None."""
+    found: dict[ir.Expr | None, Fraction] = {}
+
+    def add(expr: ir.Expr, times: Fraction) -> None:
+        match expr:
+            case _ if is_moving(expr):
+                found[None] = found.get(None, Fraction(0)) + times
+            case ir.Op("add", (left, right)):
+                add(left, times)
+                add(right, times)
+            case ir.Op("sub", (left, right)):
+                add(left, times)
+                add(right, -times)
+            case ir.Op("neg", (inner,)):
+                add(inner, -times)
+            case ir.Op("mul", (inner, ir.Const(value))) | ir.Op("mul", (ir.Const(value), inner)) if isfinite(value):
+                add(inner, times * Fraction(value))
+            case ir.Op("truediv", (inner, ir.Const(value))) if isfinite(value) and value:
+                add(inner, times / Fraction(value))
+            case _:
+                found[expr] = found.get(expr, Fraction(0)) + times
+
+    add(expr, Fraction(1))
+    return found
 
 
 def _logarithm_slope(weight: ir.Expr, is_moving: Callable[[ir.Expr], bool]) -> tuple[str, float] | None:

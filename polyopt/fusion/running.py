@@ -41,7 +41,16 @@ from polyopt.dsl.affine import (
 )
 from polyopt.dtypes import bool_
 from polyopt.fusion import rescale
-from polyopt.fusion.cascade import Cascade, Consumer, RunningSum, axes_in, conditions, leaf_equation
+from polyopt.fusion.cascade import (
+    WEIGHT,
+    Cascade,
+    Consumer,
+    RunningSum,
+    axes_in,
+    conditions,
+    leaf_equation,
+    reads_inside,
+)
 from polyopt.fusion.rescale import Rescale
 from polyopt.fusion.rewrite import at_axes, drop_unused
 from polyopt.names import unused
@@ -79,6 +88,8 @@ class Blocks:
         for statement in scop.statements:
             touched = {statement.array, *(access.read.tensor for access in statement.reads)}
             in_block = self.block in statement.axes
+            if in_block and any(row == axis(self.block) for _, row in taken.get(statement.name, ())):
+                continue  # the blocks of another cascade, whose axis has this name too
             if not set(self.rows) <= set(statement.axes) or not (in_block or touched & self.tensors):
                 continue
             rows = [(loops[name], axis(name)) for name in rest]
@@ -98,7 +109,8 @@ class _Writer:
     """Collects the new tensors and equations.
 
     in_blocks: what has a tensor of its own in a block, and the read of it
-    turned:    reads that stride along the rows, and what is read instead
+    turned:    reads that stride along the rows, with the axes of a copy, and what is read instead
+    around:    the axes of the reductions around what is being written
     weights:   the part of a summand that moves, and the read of its value in a block
     """
 
@@ -107,7 +119,8 @@ class _Writer:
     tensors: list[ir.Tensor] = field(default_factory=list)
     equations: list[ir.Equation] = field(default_factory=list)
     in_blocks: dict[ir.Expr, ir.Read] = field(default_factory=dict)
-    turned: dict[ir.Read, ir.Read] = field(default_factory=dict)
+    turned: dict[tuple[ir.Read, tuple[ir.Axis, ...]], ir.Read] = field(default_factory=dict)
+    around: tuple[ir.Axis, ...] = ()
     weights: dict[ir.Expr, ir.Read] = field(default_factory=dict)
     scales: dict[Rescale, ir.Read] = field(default_factory=dict)
     corrections: dict[Rescale, ir.Read] = field(default_factory=dict)
@@ -198,7 +211,10 @@ class _Writer:
         """An expression over rows and points at a point of a block; leaves are read from the block."""
         if expr in self.in_blocks:
             return self.in_blocks[expr]
+        around = self.around
+        self.around = (*around, *expr.axes) if isinstance(expr, ir.Reduce) else around
         moved = at_axes(ir.rebuild(expr, self.in_block), {self.cascade.point: self.position}, deep=False)
+        self.around = around
         return self.lanewise(moved) if isinstance(moved, ir.Read) else moved
 
     # -- rows innermost ----------------------------------------------------------------------------------------
@@ -209,27 +225,16 @@ class _Writer:
         across = [s for s in read.subscripts if not isinstance(s, Affine) or self.cascade.row in axes_of(s)]
         if read.boundary is not None or across != [row] or read.subscripts[-1] == row:
             return read
-        if read not in self.turned:
-            self.turned[read] = self.turn(read)
-        return self.turned[read]
-
-    def turn(self, read: ir.Read) -> ir.Read:
-        """A copy of what a block, or a block of rows, reads, with rows innermost."""
         used = axes_in(read)
         by_block = bool({self.cascade.block, self.cascade.point} & used)
         own = (self.block, self.point) if by_block else ()
-        axes = (*self.other_rows, *own, *(a for a in self.inner_axes() if a.name in used), self.row)
+        axes = (*self.other_rows, *own, *(a for a in self.around if a.name in used), self.row)
         guard = self.guard_of_points(exact=not self.loose) if by_block else TRUE
-        return self.define(f"{read.tensor}_turned", axes, read, guard)
-
-    def inner_axes(self) -> tuple[ir.Axis, ...]:
-        """The axes of the reductions inside the leaves."""
-        found: dict[str, ir.Axis] = {}
-        for leaf in self.cascade.leaves:
-            for node in ir.walk(self.leaf_equation(leaf).value):
-                if isinstance(node, ir.Reduce):
-                    found |= {a.name: a for a in node.axes}
-        return tuple(found.values())
+        if not used <= {a.name for a in axes} or not reads_inside(self.program, read, axes, guard):
+            return read
+        if (read, axes) not in self.turned:
+            self.turned[read, axes] = self.define(f"{read.tensor}_turned", axes, read, guard)
+        return self.turned[read, axes]
 
     # -- guards ------------------------------------------------------------------------------------------------
 
@@ -274,18 +279,10 @@ class _Writer:
     def is_loose(self) -> bool:
         """Whether what a guard excludes may be computed all the same: no read leaves its array."""
         bodies = [self.reduce.body, *(self.leaf_equation(leaf).value for leaf in self.cascade.leaves)]
-        axes = (*self.maximum.axes, self.reduce.axes[0], *self.inner_axes())
-        space = Space("", tuple(a.name for a in axes), self.program.sizes)
-        box = space.box(axes) & conditions(self.program, space)
-        for read in (r for body in bodies for r in ir.reads(body) if r.boundary is None):
-            shape = self.program.tensor(read.tensor).shape
-            assert shape is not None, "shapes are resolved"
-            for subscript, size in zip(read.subscripts, shape, strict=True):
-                if isinstance(subscript, Affine):
-                    outside = Or((Compare(subscript, "<"), Compare(subscript - size, ">=")))
-                    if not (box & space.condition(outside)).is_empty():
-                        return False
-        return True
+        if any(isinstance(s, ir.DataIndex) for body in bodies for r in ir.reads(body) for s in r.subscripts):
+            return False  # the data may say anything where it is not used
+        axes = (*self.maximum.axes, self.reduce.axes[0])
+        return all(reads_inside(self.program, body, axes, choices=False) for body in bodies)
 
     def is_first(self) -> Condition:
         """Whether no block before has points of the row."""
@@ -418,9 +415,12 @@ class _Writer:
         """The finished sum, read from each row's last block."""
         weight = self.weight(sum_, level)
         dtype = sum_.node.dtype
-        rest = None if sum_.rest is None else self.in_block(sum_.rest)
-        summand = weight if rest is None else ir.Op("mul", (weight, rest), dtype)
-        exact = not self.loose or rest is not None
+
+        def weighted(expr: ir.Expr) -> ir.Expr:
+            return weight if isinstance(expr, ir.Var) and expr.name == WEIGHT else ir.rebuild(expr, weighted)
+
+        summand = weight if sum_.rest is None else weighted(self.in_block(sum_.rest))
+        exact = not self.loose or sum_.rest is not None
         guard = conjunction(self.inside(), self.guard() if exact else None)
         inner = set() if sum_.rest is None else axes_in(sum_.rest)
         columns = tuple(a for a in equation.axes if a.name in inner and a.name not in self.cascade.rows)
