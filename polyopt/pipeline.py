@@ -290,19 +290,19 @@ class Lowering:
 
     @cached_property
     def settled(self) -> Lowering:
-        """The lowering whose plans are used: this one, or where they cannot be made or proved, one without copies and
-        shared loops.
+        """The lowering whose plans are used: this one, or where they cannot be made, proved or scanned, one without
+        copies and shared loops.
 
         Raises `ScheduleError` or `LegalityError` where even that one is not proved.
         """
         try:
-            _ = self._decided
+            _ = self._scanned
         except (LegalityError, ScheduleError) as error:
             if self.given_up:
                 raise
             _LOG.warning("%s: %s; falling back to one nest a statement", self.program.name, error.what)
             plainer = replace(self, given_up=error.what)
-            _ = plainer._decided
+            _ = plainer._scanned
             return plainer
         return self
 
@@ -367,18 +367,23 @@ class Lowering:
     def loops(self) -> LoopProgram:
         """The loop program."""
         used = self.settled
-        program = loops_lower.lower(
-            used.scop,
-            used.tree,
-            used.storage,
+        streamed = streams.apply(used._scanned, used._decided.mapping.streams)
+        return edges.split(loops_split.split(interior.split(streamed)))
+
+    @cached_property
+    def _scanned(self) -> LoopProgram:
+        """The loops that isl scans the domains with. Raises `ScheduleError` where it cannot."""
+        decided = self._decided
+        return loops_lower.lower(
+            self.scop,
+            decided.tree,
+            decided.storage,
             parameters=self.program.parameters,
             results=self.program.results,
             strides=self.options.layouts,
             shapes={tensor.name: tensor.shape for tensor in self.program.tensors if tensor.shape is not None},
             stack_bytes=self.options.target.l1_bytes,
         )
-        streamed = streams.apply(program, used.mapping.streams)
-        return edges.split(loops_split.split(interior.split(streamed)))
 
     def scheduled(self, tree: Tree, places: StoragePlan, target: Target) -> Lowering:
         """The same operator under another schedule tree and storage plan, which are proved, for a target.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axis
 from polyopt.dsl.ir import Const, Op
 from polyopt.dtypes import i64
 from polyopt.errors import ScheduleError
+from polyopt.loops import runs
 from polyopt.loops.body import Bodies
 from polyopt.loops.ir import (
     Alloc,
@@ -30,15 +32,18 @@ from polyopt.loops.ir import (
     index_var,
     integer,
     stores_of,
+    substitute,
     walk,
 )
 from polyopt.loops.placement import Placement
 from polyopt.loops.rename import rename
-from polyopt.loops.scan import affine_expr, as_affine, as_expr, operation
-from polyopt.poly.scop import Array, Scop
+from polyopt.loops.scan import NotAffine, affine_expr, as_affine, as_expr, operation
+from polyopt.poly.scop import Array, Scop, Statement
 from polyopt.poly.space import node_kind
 from polyopt.poly.storage import Storage, StoragePlan
 from polyopt.poly.tree import Loop, Tree, as_schedule, loops
+
+_LOG = logging.getLogger(__name__)
 
 LOCAL_BYTES = 1 << 15
 """No private buffer that is larger lives on a thread's stack."""
@@ -68,8 +73,9 @@ def lower(
     shapes:  of the arguments as the caller has them, where dimensions are joined
     stack_bytes: the largest private buffer that lives on a thread's stack
     """
-    scanner = _Scanner(scop, tree, storage, min(stack_bytes, LOCAL_BYTES))
-    body = scanner.scan(ast(scop, tree))
+    scanned = ast(scop, tree)
+    scanner = _Scanner(scop, tree, storage, min(stack_bytes, LOCAL_BYTES), scanned.guards)
+    body = scanner.scan(scanned.root)
     arguments, extra = _arguments(scop, [*parameters, *results], strides, shapes or {})
     written = tuple(results)
     return LoopProgram(
@@ -83,14 +89,61 @@ def lower(
     )
 
 
-def ast(scop: Scop, tree: Tree) -> isl.AstNode:
-    """isl's AST of the tree; loops that become lanes or registers are generated without guards inside."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Scanned:
+    """isl's AST. guards: by statement, the parameters `axis.0`, `axis.1`, ... for which it happens"""
+
+    root: isl.AstNode
+    guards: Mapping[str, isl.Set]
+
+
+def ast(scop: Scop, tree: Tree) -> Scanned:
+    """isl's AST of the tree; loops that become lanes or registers are generated without guards inside.
+
+    Of a statement with divisions in its domain, isl may lose iterations: such a one runs in loops over the domain
+    without divisions, under a guard. Raises `ScheduleError` where iterations are lost all the same.
+    """
+    root = _scanned(scop, tree)
+    divided = {s.name: s.domain for s in scop.statements if not s.domain.remove_divs().is_equal(s.domain)}
+    wrong = runs.misread(root, divided, scop.context)
+    if not wrong:
+        return Scanned(root, {})
+    _LOG.info("%s: isl's loops lose iterations of %s, which now run under guards", scop.name, ", ".join(wrong))
+    wide = {name: _undivided(divided[name]) for name in wrong}
+    root = _scanned(
+        replace(scop, statements=tuple(_over(s, wide.get(s.name, s.domain)) for s in scop.statements)), tree
+    )
+    if lost := runs.misread(root, {**divided, **wide}, scop.context):
+        raise ScheduleError(f"isl's loops lose iterations of '{lost[0]}'", why=str(root))
+    return Scanned(root, {name: _of_axes(divided[name].gist(wide[name])) for name in wrong})
+
+
+def _scanned(scop: Scop, tree: Tree) -> isl.AstNode:
     schedule = as_schedule(tree, scop)
     flat = {loop.name for loop in loops(tree) if loop.kind in ("vector", "unrolled")}
     if flat:
         schedule = schedule.map_schedule_node_bottom_up(lambda node: _separated(node, flat))
     with _values_not_counts():
         return isl.AstBuild.from_context(scop.context).node_from_schedule(schedule)
+
+
+def _over(statement: Statement, domain: isl.Set) -> Statement:
+    return replace(statement, domain=domain)
+
+
+def _undivided(domain: isl.Set) -> isl.Set:
+    """What holds the domain and has no divisions."""
+    wide = domain.remove_divs()
+    return wide if wide.is_bounded() else isl.Set.from_basic_set(domain.polyhedral_hull())
+
+
+def _of_axes(points: isl.Set) -> isl.Set:
+    """The points as a condition on parameters; no name of the user's has a dot in it."""
+    rank, first = points.dim(isl.dim_type.set), points.dim(isl.dim_type.param)
+    moved = points.reset_tuple_id().move_dims(isl.dim_type.param, first, isl.dim_type.set, 0, rank)
+    for number in range(rank):
+        moved = moved.set_dim_name(isl.dim_type.param, first + number, f"axis.{number}")
+    return moved.params()
 
 
 @contextmanager
@@ -167,6 +220,7 @@ class _Scanner:
     tree: Tree
     storage: StoragePlan
     stack_bytes: int
+    guards: Mapping[str, isl.Set]
     on_stack: int = 0
     bodies: Bodies = field(init=False)
     loops: dict[str, Loop] = field(init=False)
@@ -238,7 +292,11 @@ class _Scanner:
         call = node.user_get_expr()
         statement = self.scop.statement(call.get_op_arg(0).get_id().get_name())
         sizes = frozenset(self.scop.sizes)
-        values = {name: as_affine(call.get_op_arg(n + 1), self.names, sizes) for n, name in enumerate(statement.axes)}
+        try:
+            found = [as_affine(call.get_op_arg(n + 1), self.names, sizes) for n in range(len(statement.axes))]
+        except NotAffine:
+            raise ScheduleError(f"isl's loops choose the instances of '{statement.name}'", why=str(call)) from None
+        values = dict(zip(statement.axes, found, strict=True))
 
         def loop_value(name: str) -> Affine:
             if name in self.variables:
@@ -246,7 +304,16 @@ class _Scanner:
             row = self.rows[name][statement.name]
             return affine.substitute(row, lambda atom: values[atom.name] if isinstance(atom, AxisRef) else None)
 
-        return self.bodies.store(statement, values, loop_value, self.floors(statement.name))
+        store = self.bodies.store(statement, values, loop_value, self.floors(statement.name))
+        guard = self.guards.get(statement.name)
+        return store if guard is None else If(self.happens(guard, list(values.values())), store, None)
+
+    def happens(self, guard: isl.Set, values: Sequence[Affine]) -> Expr:
+        """Whether an instance is one of those that a guard leaves."""
+        names = [f"axis.{number}" for number in range(len(values))]
+        condition = isl.AstBuild.from_context(self.scop.context).expr_from_set(guard)
+        expr = as_expr(condition, {name: name for name in names}, frozenset(self.scop.sizes))
+        return substitute(expr, {name: affine_expr(value) for name, value in zip(names, values, strict=True)})
 
     def floors(self, statement: str) -> dict[FloorDiv, Affine]:
         """The quotients of axes that are the row of an open loop, such as `j // 64` in a loop over tiles."""

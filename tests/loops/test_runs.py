@@ -1,0 +1,86 @@
+"""isl's AST held against the domains: iterations that it loses are seen, and run all the same."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import islpy as isl
+import numpy as np
+import pytest
+
+import polyopt as po
+from polyopt import f32
+from polyopt.loops import runs
+
+M, N = po.sizes("M N")
+i, j = po.indices("i j")
+
+
+def misread(domain: isl.Set) -> list[str]:
+    """What isl loses of a domain that is scanned in the order of its dimensions."""
+    node = isl.Schedule.from_domain(isl.UnionSet.from_set(domain)).get_root().child(0)
+    names = [str(domain.get_dim_name(isl.dim_type.set, n)) for n in range(domain.dim(isl.dim_type.set))]
+    for name in names:
+        row = isl.MultiUnionPwAff(f"[{{ S[{', '.join(names)}] -> [({name})] }}]")
+        node = node.insert_partial_schedule(row).child(0)
+    ast = isl.AstBuild.from_context(isl.Set("{ : }")).node_from_schedule(node.get_schedule())
+    return runs.misread(ast, {"S": domain}, isl.Set("{ : }"))
+
+
+def test_iterations_that_isl_loses_are_seen() -> None:
+    assert misread(isl.Set("{ S[h, r] : 0 <= h <= 7 and 0 < r <= 4 and exists e: 2e = r + floor(h/4) }")) == ["S"]
+    assert misread(isl.Set("{ S[h, r] : 0 <= h < 8 and 0 <= r < 8 and exists e: 5e = r + 2*floor(h/2) }")) == ["S"]
+    third = "9*floor((3 + i + 3j)/9)"
+    own = f"0 <= i <= 7 and 0 <= j <= 6 and ({third} > i + 3j or {third} <= i + 3j - 3)"
+    assert misread(isl.Set(f"{{ S[j, i] : {own} }}")) == ["S"], "the loop over i begins where i says"
+    assert misread(isl.Set("{ S[h, r] : 0 <= h <= 7 and 0 < r <= 4 and exists e: 2e = r + h }")) == []
+    assert misread(isl.Set("{ S[h, r] : 0 <= h <= 7 and h // 2 <= r <= h and r % 3 != 1 }")) == []
+
+
+@po.op
+def checker(x: f32[N, M]) -> object:
+    z = po.tensor("z")
+    z[i, j] = po.when((i // 4 + j) % 2 == 0, x[i, j] * 2)
+    z[i, j] = po.when((i // 4 + j) % 2 != 0, -x[i, j])
+    return z
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_a_board_has_all_of_its_squares(width: int) -> None:
+    x = np.arange(1, 8 * width + 1, dtype=np.float32).reshape(8, width)
+    rows, columns = np.arange(8)[:, None], np.arange(width)
+    np.testing.assert_array_equal(checker(x), np.where((rows // 4 + columns) % 2 == 0, 2 * x, -x))
+
+
+def strided(modulus: int, factor: int, divisor: int) -> po.Op:
+    @po.op
+    def op(x: f32[M, N]):
+        y = po.tensor("y")
+        y[i] += po.when((i // divisor * factor + j) % modulus == 0, x[i, j])
+        return y
+
+    return op
+
+
+@pytest.mark.parametrize(("modulus", "factor", "divisor"), [*itertools.product((2, 3, 5), (1, 2), (2, 3, 4))])
+def test_sums_over_strides_that_begin_at_a_floor(modulus: int, factor: int, divisor: int) -> None:
+    op = strided(modulus, factor, divisor)
+    rows, columns = np.arange(9)[:, None], np.arange(8)
+    for width in (2, 4, 8):
+        x = np.arange(1, 9 * width + 1, dtype=np.float32).reshape(9, width)
+        chosen = (rows // divisor * factor + columns[:width]) % modulus == 0
+        np.testing.assert_array_equal(op(x), (x * chosen).sum(1))
+
+
+def test_the_same_on_open_sizes_and_on_a_gpu(polyopt_check: Any) -> None:
+    @po.op(dynamic=True)
+    def board(x: f32[N, M]):
+        z = po.tensor("z")
+        z[i, j] = po.when((i // 4 + j) % 2 == 0, x[i, j] * 2)
+        z[i, j] = po.when((i // 4 + j) % 2 != 0, -x[i, j])
+        return z
+
+    for width in (1, 3, 4, 7):
+        polyopt_check(board, N=8, M=width)
+    polyopt_check(checker, N=8, M=4, target="cuda")
