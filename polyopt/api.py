@@ -23,7 +23,7 @@ from polyopt.dsl.trace import Traced
 from polyopt.equations import Equations
 from polyopt.errors import ArgumentError, PolyoptError
 from polyopt.problem import Choices, Numerics, Problem, check_choices
-from polyopt.quick import QuickWays
+from polyopt.quick import QuickWays, written
 from polyopt.runtime import arguments, arrays, pool
 from polyopt.runtime import outs as result_arrays
 from polyopt.runtime.arguments import Arguments
@@ -92,10 +92,10 @@ class Op(Unchanging):
                     result = ways.torch(*views)
                     if result is not None:
                         return result
-            elif ways.into is not None and len(kwargs) == 1 and "out" in kwargs:
+            elif ways.into is not None and len(kwargs) == 1 and "out" in kwargs and len(args) == len(self._names):
                 out = kwargs["out"]
-                outs = out if type(out) is tuple else (out,)
-                if ways.into(*args, *outs) is not None:
+                outs = written(out)
+                if outs is not None and ways.into(*args, *outs) is not None:
                     return out
             return self._call_like_before(args, kwargs)
         except PolyoptError as error:
@@ -327,12 +327,15 @@ class Op(Unchanging):
 
 
 class _Prepared:
-    """A variant that is made by the first thread that wants it, while the others wait."""
+    """A variant that is made by the first thread that wants it, while the others wait.
+
+    A signal handler or a finaliser that wants it in that very thread, which cannot wait, makes it itself.
+    """
 
     __slots__ = ("_lock", "_variant")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._variant: Variant | None = None
 
     def get(self, make: Callable[[], Variant]) -> Variant:

@@ -47,8 +47,8 @@ class QuickWays:
 
     def learn_into(self, key: Hashable, call: Runs, args: tuple[Any, ...], out: Any) -> None:
         """Know calls that compute into arrays like `out`: a plain array, or a tuple of them."""
-        outs = out if type(out) is tuple else (out,)
-        if not isinstance(call, Call) or any(type(array) is not np.ndarray for array in outs):
+        outs = written(out)
+        if outs is None or not isinstance(call, Call) or any(type(array) is not np.ndarray for array in outs):
             return
         full = ("into", key, tuple((array.dtype, array.shape, array.strides) for array in outs))
         if full not in self._learnt:
@@ -103,6 +103,13 @@ class QuickWays:
             else:
                 return None
         return examples
+
+
+def written(out: Any) -> tuple[Any, ...] | None:
+    """The arrays of `out=` as the quick way takes them; None for a tuple of one or none, which looks like an array."""
+    if type(out) is not tuple:
+        return (out,)
+    return out if len(out) > 1 else None
 
 
 def _maker(structure: Structure) -> Callable[[Any], Any] | None:

@@ -632,3 +632,14 @@ def test_arrays_of_more_elements_than_32_bits_count(dynamic: bool) -> None:
     np.testing.assert_array_equal(end(line[::-1]), 0)
     np.testing.assert_array_equal(corner(square), np.arange(16).reshape(4, 4))
     np.testing.assert_array_equal(corner(square.T), np.arange(16).reshape(4, 4).T)
+
+
+def test_a_signal_handler_may_call_what_its_own_thread_is_compiling() -> None:
+    prepared = api._Prepared()
+    depth: list[None] = []
+
+    def make() -> Any:
+        depth.append(None)
+        return prepared.get(make) if len(depth) == 1 else "made inside"
+
+    assert prepared.get(make) == "made inside"

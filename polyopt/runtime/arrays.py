@@ -96,6 +96,8 @@ def accept_out(value: Any, name: str) -> Array:
         return on_device.accept(value, f"out for {name}", is_read=False).array
     if isinstance(value, bool | int | float | np.generic):
         raise _no_array(f"out for '{name}'", value, "np.empty(...) of the result's shape and dtype")
+    if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray) and not is_torch(value):
+        return _view(value, "out", is_written=True)
     try:
         return accept(value, "out").array
     except ArgumentError as error:
@@ -142,18 +144,19 @@ def _no_array(place: str, value: object, fix: str) -> ArgumentError:
     )
 
 
-def _view(value: Any, name: str) -> Array:
-    """The memory of a foreign array. DLPack has no bfloat16 in NumPy, so the array interface is the second try."""
+def _view(value: Any, name: str, *, is_written: bool = False) -> Array:
+    """The memory of a foreign array. DLPack has no bfloat16 in NumPy, so the array interface is the second try; where
+    nothing is written, a copy is the third."""
     failure: Exception | None = None
     if hasattr(value, "__dlpack__"):
         try:
             return np.from_dlpack(value)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             failure = error
-    if hasattr(value, "__array_interface__") or hasattr(value, "__array__"):
+    if hasattr(value, "__array_interface__") or (hasattr(value, "__array__") and not is_written):
         return np.asarray(value)
     raise ArgumentError(
-        f"the memory of argument '{name}', a {type(value).__name__}, cannot be read",
+        f"the memory of argument '{name}', a {type(value).__name__}, cannot be {'written' if is_written else 'read'}",
         why=str(failure),
         fix=f"convert it to a NumPy array first: np.asarray({name})",
         facts={"argument": name},

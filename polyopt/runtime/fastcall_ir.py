@@ -39,7 +39,7 @@ from string import Template
 CALL = "fast_call"
 TRIAL = "trial_kernel"
 
-STACK_BYTES = 1 << 16
+STACK_BYTES = 1 << 13
 """More workspace than this comes from the C library, which keeps memory of that size at hand."""
 
 HEAP_BYTES = 1 << 20

@@ -194,7 +194,7 @@ class BoundKernel:
         pool = POOLS.current() if self._is_parallel else SERIAL
         shared, private = self.workspace
         needed = shared + pool.slots * private
-        workspace = _WORKSPACE.reserve(needed) if needed else 0
+        workspace, _kept = _WORKSPACE.reserve(needed) if needed else (0, None)
         if not self._has_sites:
             self._function(self._pack(pool.run, workspace, 0, pool.slots, *pointers, *self.parameters))
             return
@@ -219,20 +219,20 @@ _BYTE = np.dtype(np.uint8)
 class _Workspace(threading.local):
     """The calling thread's scratch memory, kept from call to call."""
 
-    memory: np.ndarray[Any, Any] | None = None
-    address = 0
-    size = 0
+    held: np.ndarray[Any, Any] | None = None
 
-    def reserve(self, size: int) -> int:
-        """The address of at least `size` bytes, aligned as kernels want it, valid until the thread's next call."""
-        if size <= self.size and (self.size <= KEPT_WORKSPACE_BYTES or self.size < 2 * size):
-            return self.address
-        self.memory = None
-        self.size = 0
-        self.memory = memory.empty((size + ALIGNMENT,), _BYTE)
-        self.address = -(-self.memory.ctypes.data // ALIGNMENT) * ALIGNMENT
-        self.size = size
-        return self.address
+    def reserve(self, size: int) -> tuple[int, np.ndarray[Any, Any]]:
+        """The address of at least `size` bytes, aligned as kernels want it, and what holds them.
+
+        Others of the thread's calls may use them too, none while this one's kernel runs. Whoever runs a kernel holds
+        them: a signal handler or a finaliser that calls an op before the kernel starts may let the thread keep others.
+        """
+        found = self.held
+        room = 0 if found is None else found.nbytes - ALIGNMENT
+        if found is None or size > room or (room > KEPT_WORKSPACE_BYTES and room >= 2 * size):
+            found = self.held = None
+            found = self.held = memory.empty((size + ALIGNMENT,), _BYTE)
+        return -(-found.ctypes.data // ALIGNMENT) * ALIGNMENT, found
 
 
 _WORKSPACE = _Workspace()

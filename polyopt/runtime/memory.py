@@ -6,7 +6,8 @@ What is kept for that is bounded (`settings.kept_bytes`, by default a part of th
 from NumPy.
 
 An array made here has a base: the lease, which holds the memory and gives it back when it is finalised. That may happen
-anywhere, also inside this module, so giving back takes no lock: it queues.
+anywhere, also inside this module, and so may a signal handler that asks for an array. A thread that is already in here
+then waits for nothing: what it gives back is queued, and what it asks for is new.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,13 @@ class Blocks:
     """Blocks of memory that are free to be used again, by size.
 
     limit: bytes of free blocks that are kept
+    _is_at_work: whether the holder of the lock is changing what is below; asked by the holder alone
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_at_work = False
         self._returned: deque[mmap.mmap] = deque()
         self._free: dict[int, list[mmap.mmap]] = {}
         self._kept_bytes = 0
@@ -70,8 +73,9 @@ class Blocks:
     @property
     def kept_bytes(self) -> int:
         """Bytes of the blocks that wait for their next use."""
-        with self._lock:
-            self._settle()
+        with self._alone() as is_alone:
+            if is_alone:
+                self._settle()
             return self._kept_bytes
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -87,30 +91,50 @@ class Blocks:
     def give_back(self, block: mmap.mmap) -> None:
         """Let a block be used again. Called by finalisers, whatever the thread at hand is doing."""
         self._returned.append(block)
-        if self._lock.acquire(blocking=False):
-            try:
+        with self._alone(wait=False) as is_alone:
+            if is_alone:
                 self._settle()
-            finally:
-                self._lock.release()
 
     def release(self) -> None:
         """Return all free blocks to the system."""
-        with self._lock:
-            self._returned.clear()
-            self._free.clear()
-            self._kept_bytes = 0
+        with self._alone() as is_alone:
+            if is_alone:
+                self._returned.clear()
+                self._free.clear()
+                self._kept_bytes = 0
 
     def after_fork(self) -> None:
         """In a forked child: a lock that nobody holds. Blocks are the child's own copies."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_at_work = False
+
+    @contextmanager
+    def _alone(self, *, wait: bool = True) -> Iterator[bool]:
+        """Whether what is below may be changed: not where this thread is changing it further out, nor where another
+        one is and nobody waits for it."""
+        if not self._lock.acquire(blocking=wait):
+            yield False
+            return
+        try:
+            if self._is_at_work:
+                yield False
+                return
+            self._is_at_work = True
+            try:
+                yield True
+            finally:
+                self._is_at_work = False
+        finally:
+            self._lock.release()
 
     def _take(self, size: int) -> mmap.mmap:
-        with self._lock:
-            self._settle()
-            known = self._free.get(size)
-            if known:
-                self._kept_bytes -= size
-                return known.pop()
+        with self._alone() as is_alone:
+            if is_alone:
+                self._settle()
+                known = self._free.get(size)
+                if known:
+                    self._kept_bytes -= size
+                    return known.pop()
         try:
             return _new_block(size)
         except MemoryError:
@@ -118,7 +142,7 @@ class Blocks:
             return _new_block(size)
 
     def _settle(self) -> None:
-        """File what came back, and drop the largest blocks above the limit. Holds the lock."""
+        """File what came back, and drop the largest blocks above the limit. Alone."""
         while self._returned:
             block = self._returned.popleft()
             if len(block) > self.limit:

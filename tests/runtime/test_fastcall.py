@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 import weakref
@@ -205,3 +206,32 @@ def test_a_trial_that_fails_is_believed(code: LoadedCode, monkeypatch: pytest.Mo
     assert CALL in code.addresses
     monkeypatch.setattr(fastcall, "_works", lambda code: False)
     assert fastcall.load(jit.compile_object(fast_call_ir(), preset("generic"))) is None
+
+
+_SMALL_STACK = """
+import threading, numpy as np, polyopt as po
+from polyopt import f64
+M, N = po.sizes("M N")
+i, j, k = po.indices("i j k")
+@po.op
+def op(x: f64[M, N]):
+    t, y = po.tensors("t y")
+    t[i, j] = po.exp(x[i, j])
+    y[i, j] += t[i, k] * t[j, k]
+    return y
+x = np.random.rand(60, 64)
+for _ in range(3):
+    op(x)
+threading.stack_size(1 << 16)
+found = []
+thread = threading.Thread(target=lambda: found.extend(op(x) for _ in range(3)))
+thread.start()
+thread.join()
+t = np.exp(x)
+assert len(found) == 3 and all(np.allclose(y, t @ t.T) for y in found)
+"""
+
+
+def test_a_thread_with_a_small_stack_may_call() -> None:
+    """Some 30 KiB of workspace are not taken from its 64 KiB."""
+    subprocess.run([sys.executable, "-c", _SMALL_STACK], check=True, timeout=120)

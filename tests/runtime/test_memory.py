@@ -155,3 +155,16 @@ def test_the_limit_follows_the_memory_of_the_machine_or_its_control_group(
     assert memory._default_limit() == 10_000_000
     limit.write_text("max\n")
     assert 10_000_000 < memory._default_limit() <= 1 << 30
+
+
+def test_a_signal_handler_inside_the_allocator_gets_a_block_and_does_not_hang() -> None:
+    blocks = Blocks(1 << 28)
+    array = blocks.empty((BIG,), F32)
+    del array
+    before = blocks.kept_bytes
+    with blocks._alone() as is_alone:
+        assert is_alone
+        inner = blocks.empty((BIG,), F32)
+        del inner
+        blocks.release()
+    assert blocks.kept_bytes == 2 * before, "both came back, and nothing was let go meanwhile"

@@ -283,3 +283,25 @@ def test_tensors_of_torch_take_a_quick_way_of_their_own() -> None:
     assert torch.equal(pair(torch.arange(10, dtype=torch.float32)[::2], 0.5)["a"], torch.arange(0, 10, 2) + 0.5)
     with pytest.raises(po.ArgumentError, match="grad"):
         pair(x.clone().requires_grad_(), 0.5)
+
+
+def test_arrays_in_out_are_no_arguments() -> None:
+    """As many arrays in all, but divided otherwise: what is known of one call is not another's."""
+
+    @po.op
+    def both(x: f64[N], w: Any = None):
+        return (x + 1.0, x * 2.0) if w is None else x + w
+
+    @po.op
+    def added(x: f64[N], w: f64[N]):
+        return x + w
+
+    x, w, o, p = np.arange(4.0), np.full(4, 10.0), np.empty(4), np.empty(4)
+    learn(both, x, w, out=o)
+    both(x, out=(o, p))
+    np.testing.assert_array_equal((o, p), (x + 1, x * 2))
+    learn(added, x, w, out=o)
+    for args, out in [((x,), (w, o)), ((x, w), (o,)), ((x, w, o), ()), ((x, w, x), o)]:
+        with pytest.raises(po.ArgumentError):
+            added(*args, out=out)
+    np.testing.assert_array_equal(w, 10)

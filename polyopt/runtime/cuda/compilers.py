@@ -112,7 +112,8 @@ class Nvrtc:
                 log = self._read(program, "ProgramLog").decode(errors="replace").rstrip("\0")
                 if failure:
                     raise _refused(self.name, arch, log or self._message(failure))
-                return Compiled(self._read(program, "CUBIN" if kind == "cubin" else "PTX"), log, self.name)
+                code = self._read(program, "CUBIN") if kind == "cubin" else self._read(program, "PTX").rstrip(b"\0")
+                return Compiled(code, log, self.name)
             finally:
                 self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
