@@ -23,7 +23,19 @@ from polyopt.codegen_c.values import Linear, binary, compare, int64, intrinsic, 
 from polyopt.dots import Dot
 from polyopt.dsl.ir import Const
 from polyopt.dtypes import DType
-from polyopt.loops.ir import Alloc, Buffer, Expr, For, LoopProgram, Stmt, buffers_used, index_var, integer, walk
+from polyopt.loops.ir import (
+    Alloc,
+    Buffer,
+    Expr,
+    For,
+    LoopProgram,
+    Stmt,
+    buffers_used,
+    compares_numbers,
+    index_var,
+    integer,
+    walk,
+)
 
 if TYPE_CHECKING:
     from polyopt.codegen_c import vmath
@@ -84,10 +96,11 @@ def emit(
 
     vector_bits: width of the vectors to use; 128, 256 or 512
     dots:        the instructions that the processor has for groups
-    numerics:    "strict" contracts no multiply-add; "default" does; "fast" also lets LLVM reassociate
+    numerics:    "strict" contracts no multiply-add; "default" does; "fast" also lets LLVM reassociate; none does where
+                 numbers are compared that are computed for it
     has_scaling: whether the processor scales vectors of 512 bits by powers of two, as AVX-512 does
     """
-    kernel = _Kernel(program, _FLAGS[numerics], dots, _Math(vector_bits, has_scaling), Module(vector_bits))
+    kernel = _Kernel(program, numerics, dots, _Math(vector_bits, has_scaling), Module(vector_bits))
     kernel.write()
     return LlvmModule(kernel.text(), kernel.entry, _folded(kernel.shared_bytes), _folded(kernel.private_bytes))
 
@@ -99,11 +112,14 @@ def _folded(size: Expr) -> int | Expr:
 class _Kernel:
     """The module under construction."""
 
-    def __init__(self, program: LoopProgram, flags: str, dots: Sequence[Dot], functions: _Math, module: Module) -> None:
+    def __init__(
+        self, program: LoopProgram, numerics: str, dots: Sequence[Dot], functions: _Math, module: Module
+    ) -> None:
         self.dots = dots
         self.program = program
         self.entry = f"polyopt_{''.join(c if c.isalnum() else '_' for c in program.name)}"
-        self.flags = flags
+        self.flags = "" if compares_numbers(program.body) else _FLAGS[numerics]
+        self.orders_zeros = numerics == "strict"
         self.module = module
         self.math = functions
         allocated = [inner.buffer for inner in walk(program.body) if isinstance(inner, Alloc)]
@@ -177,6 +193,7 @@ class _FunctionWriter:
         self.kernel = kernel
         self.f = f
         f.flags = kernel.flags
+        f.orders_zeros = kernel.orders_zeros
         self.words = words
         self.slot = slot
         self.is_worker = is_worker

@@ -144,6 +144,7 @@ class Function:
         """parameters: (LLVM type, name) pairs. Returns void."""
         self.module = module
         self.flags: Flags = ""
+        self.orders_zeros = False
         self.has_half = module.has_half
         declared = ", ".join(f"{kind} %{parameter}" for kind, parameter in parameters)
         self._header = f"define {linkage}{' ' if linkage else ''}void @{name}({declared}) #0 {{"

@@ -78,14 +78,13 @@ def _extremum(f: Function, a: Value, b: Value, *, predicate: str) -> Value:
 
     In strict numerics 0.0 is larger than -0.0, so that neither order nor lanes show; else either of the two is taken.
     """
-    is_strict = not f.flags
     for number, other in ((a, b), (b, a)):
         if number.constant is not None and number.constant == number.constant:
-            if is_strict and number.constant == 0 and (copysign(1, number.constant) > 0) == (predicate == "ogt"):
+            if f.orders_zeros and number.constant == 0 and (copysign(1, number.constant) > 0) == (predicate == "ogt"):
                 return select(f, compare(f, predicate.replace("o", "u", 1), other, number), other, number)
             return select(f, compare(f, predicate, number, other), number, other)
     chosen = select(f, compare(f, predicate, a, b), a, b)
-    chosen = _signed_zero(f, a, b, chosen, is_max=predicate == "ogt") if is_strict else chosen
+    chosen = _signed_zero(f, a, b, chosen, is_max=predicate == "ogt") if f.orders_zeros else chosen
     return select(f, is_nan(f, a), a, chosen)
 
 

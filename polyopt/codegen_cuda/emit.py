@@ -17,7 +17,7 @@ from polyopt.codegen_cuda.reductions import Reductions
 from polyopt.codegen_cuda.source import Branch, CudaKernel, CudaSource, Launch, Repeat, Step
 from polyopt.codegen_cuda.threads import Names
 from polyopt.codegen_cuda.vectors import facts
-from polyopt.loops.ir import Alloc, Block, For, If, LoopProgram, Stmt, walk
+from polyopt.loops.ir import Alloc, Block, For, If, LoopProgram, Stmt, compares_numbers, walk
 from polyopt.target import STATIC_SHARED_BYTES
 
 _TAKEN = frozenset(
@@ -34,7 +34,8 @@ _TAKEN = frozenset(
 def emit(program: LoopProgram, *, contract: bool = True, most_shared: int = STATIC_SHARED_BYTES) -> CudaSource:
     """The kernels of a program that `partition` has cut.
 
-    contract: whether a product and a sum may become one operation
+    contract: whether a product and a sum may become one operation; they do not where numbers are compared that are
+              computed for it
     most_shared: bytes of shared memory that a block may have; more than 48 KiB are asked for at the launch
     Raises `ScheduleError` where threads would have to share what they cannot.
     """
@@ -58,7 +59,7 @@ def emit(program: LoopProgram, *, contract: bool = True, most_shared: int = STAT
         program.workspace,
         program.sizes,
         program.sites,
-        contract,
+        contract and not compares_numbers(program.body),
     )
 
 

@@ -275,6 +275,25 @@ def buffers_used(statement: Stmt) -> frozenset[str]:
     return frozenset(used)
 
 
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+_ROUNDED = frozenset({"add", "sub", "mul", "truediv"})
+
+
+def compares_numbers(statement: Stmt) -> bool:
+    """Whether a store depends on how two floats compare, one of which is computed there and then: as the position of a
+    maximum asks where a value is what the maximum was. Such values are to be rounded in one way wherever they are
+    computed, so that nothing is contracted or reordered."""
+    return any(
+        isinstance(node, Op)
+        and node.name in _COMPARISONS
+        and node.args[0].dtype.is_float
+        and not any(isinstance(arg, Const) for arg in node.args)
+        and any(isinstance(inner, Op) and inner.name in _ROUNDED for inner in walk_expr(node))
+        for store in stores_of(statement)
+        for node in walk_expr(store.value)
+    )
+
+
 def substitute(expr: Expr, values: dict[str, Expr]) -> Expr:
     """The expression with variables replaced."""
     match expr:

@@ -15,7 +15,20 @@ import numpy as np
 
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import TRUE, Affine, Condition, Not, axes_of, axis, condition_affines, conjunction
+from polyopt.dsl.affine import (
+    TRUE,
+    Affine,
+    AxisRef,
+    Compare,
+    Condition,
+    Not,
+    axes_of,
+    axis,
+    condition_affines,
+    conjunction,
+    map_condition,
+    substitute,
+)
 from polyopt.dtypes import DType
 from polyopt.errors import DefinitionError, Span
 from polyopt.names import unused
@@ -99,6 +112,7 @@ class _Builder:
     statements: list[Statement] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     hoisted: dict[tuple[object, ...], tuple[ir.Read, _Scope]] = field(default_factory=dict)
+    alike: dict[object, list[tuple[isl.Set, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.arrays = {}
@@ -131,7 +145,7 @@ class _Builder:
         reducer = accumulations[0].reducer
         assert reducer is not None, "an accumulation has a reducer"
         for other in accumulations[1:]:
-            if other.reducer != reducer:
+            if other.reducer is None or replace(other.reducer, is_contraction=reducer.is_contraction) != reducer:
                 raise DefinitionError(
                     f"'{tensor.name}' is accumulated with two different operations",
                     where=other.span,
@@ -239,8 +253,14 @@ class _Builder:
         if key in self.hoisted:
             return self.hoisted[key][0]
         shape = tuple(a.upper[0] - a.lower[0] for a in kept)
-        array = self.new_array(f"{hint}_{reduce.reducer.name}", reduce.dtype, shape)
         subscripts = tuple(axis(a.name) - a.lower[0] for a in kept)
+        points = self.kept_points(scope, kept)
+        alike = self.alike.setdefault(_anonymous(reduce, kept), [])
+        for known, array in alike:
+            if known.is_equal(points):
+                return ir.Read(array, subscripts, reduce.dtype, span=reduce.span)
+        array = self.new_array(f"{hint}_{reduce.reducer.name}", reduce.dtype, shape)
+        alike.append((points, array))
         self.add_reduction_over(array, subscripts, reduce, scope, kept)
         read = ir.Read(array, subscripts, reduce.dtype, span=reduce.span)
         self.hoisted[key] = read, scope  # the scope lives on: its identity is in the key
@@ -256,12 +276,16 @@ class _Builder:
     ) -> None:
         """A hoisted reduction on the projection of its surroundings onto the kept axes."""
         if kept != scope.axes:
-            around = self.domain(Space("", scope.names, self.program.sizes), scope)
-            for position in reversed(range(len(scope.axes))):
-                if scope.axes[position] not in kept:
-                    around = around.project_out(isl.dim_type.set, position, 1)
-            scope = _Scope(kept, TRUE, around)
+            scope = _Scope(kept, TRUE, self.kept_points(scope, kept))
         self.add_reduction(array, array, subscripts, reduce, scope)
+
+    def kept_points(self, scope: _Scope, kept: tuple[ir.Axis, ...]) -> isl.Set:
+        """The projection of a scope onto some of its axes."""
+        around = self.domain(Space("", scope.names, self.program.sizes), scope)
+        for position in reversed(range(len(scope.axes))):
+            if scope.axes[position] not in kept:
+                around = around.project_out(isl.dim_type.set, position, 1)
+        return around
 
     def lowered(self, expr: ir.Expr, scope: _Scope, hint: str) -> ir.Expr:
         """The expression with every reduction hoisted into an array of its own."""
@@ -352,7 +376,7 @@ class _Builder:
         self, space: Space, array: str, subscripts: tuple[ir.Subscript, ...], boundary: ir.Boundary | None
     ) -> isl.Map:
         """`{ S[i] -> A[subscripts] }`; a data subscript reaches its whole dimension, as does a periodic one of
-        symbolic extent."""
+        symbolic extent where it leaves the box."""
         shape = self.arrays[array].shape if array in self.arrays else ()
         result = isl.Map.from_domain_and_range(space.universe(), _point(self.program.sizes))
         for dimension, subscript in enumerate(subscripts):
@@ -370,7 +394,9 @@ class _Builder:
             return isl.Map.from_aff(aff)
         if isinstance(boundary, ir.Wrap):
             if not extent.is_constant or extent.constant <= 0:
-                return self.any_element(space, extent)
+                inside = space.condition(conjunction(Compare(subscript, ">="), Compare(subscript - extent, "<")))
+                exact, anywhere = isl.Map.from_aff(aff), self.any_element(space, extent)
+                return exact.intersect_domain(inside) | anywhere.subtract_domain(inside)
             return isl.Map.from_aff(space.aff(subscript % extent.constant))
         if isinstance(boundary, ir.Clamp):
             zero, last = isl.PwAff.from_aff(space.aff(Affine(0))), isl.PwAff.from_aff(space.aff(extent - 1))
@@ -393,6 +419,38 @@ class _Builder:
         name = self.fresh(name)
         self.arrays[name] = Array(name, dtype, shape, "local", of=of)
         return name
+
+
+def _anonymous(reduce: ir.Reduce, kept: tuple[ir.Axis, ...]) -> object:
+    """A reduction and the axes around it without their names: what it computes, wherever it is written down."""
+    inner = [a.name for node in ir.walk(reduce) if isinstance(node, ir.Reduce) for a in node.axes]
+    at = {name: axis(f"#{n}") for n, name in enumerate(dict.fromkeys([*(a.name for a in kept), *inner]))}
+
+    def moved(value: Affine) -> Affine:
+        return substitute(value, lambda atom: at.get(atom.name) if isinstance(atom, AxisRef) else None)
+
+    def one(own: ir.Axis) -> tuple[object, ...]:
+        return str(at[own.name]), tuple(map(moved, own.lower)), tuple(map(moved, own.upper))
+
+    def renamed(own: ir.Axis) -> ir.Axis:
+        _, lower, upper = one(own)
+        return ir.Axis(str(at[own.name]), lower, upper)  # type: ignore[arg-type]  # as made above
+
+    def visit(expr: ir.Expr) -> ir.Expr:
+        expr = ir.rebuild(expr, visit)
+        match expr:
+            case ir.Reduce(axes=axes, guard=guard):
+                return replace(expr, axes=tuple(map(renamed, axes)), guard=map_condition(guard, moved))
+            case ir.Read(subscripts=subscripts):
+                return replace(expr, subscripts=tuple(moved(s) if isinstance(s, Affine) else s for s in subscripts))
+            case ir.IndexValue(value):
+                return replace(expr, affine=moved(value))
+            case ir.Where(condition):
+                return replace(expr, condition=map_condition(condition, moved))
+            case _:
+                return expr
+
+    return visit(reduce), tuple(map(one, kept))
 
 
 def _axis_names(tensor: ir.Tensor, equation: ir.Equation) -> tuple[str, ...]:
