@@ -60,7 +60,9 @@ class Problem:
             picks=None if picks is None else [str(pick) for pick in picks],
             program=self._text,
             dynamic=self.dynamic,
-            layouts=sorted(self.layouts.items()),
+            layouts=sorted(self.layouts)
+            if self.program.sizes
+            else sorted(self.layouts.items()),  # else read at each call
             numerics=self.numerics,
             verify=settings.current().verify,
             places=[dataclasses.astuple(place) for place in _checked_places(self.program)],

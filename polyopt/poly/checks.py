@@ -12,12 +12,12 @@ from typing import Literal, assert_never
 
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import TRUE, Affine, Compare, Condition, Or, axes_of, conjunction, is_nonnegative
+from polyopt.dsl.affine import TRUE, Affine, Compare, Condition, Or, axes_of, conjunction, is_nonnegative, size
 from polyopt.errors import BoundsError, DefinitionError, PolyoptError, Span
 from polyopt.poly.contexts import ReadContext, ReduceContext, Scope, contexts, element_text
 from polyopt.poly.coverage import check_coverage, check_single_definition, reach
 from polyopt.poly.intervals import is_plainly_empty, is_within, narrowed
-from polyopt.poly.magnitudes import check_magnitudes
+from polyopt.poly.magnitudes import MOST_SYMBOLIC, check_magnitudes
 from polyopt.poly.proof import Proof, decided, domain, element, point_text, values_at
 from polyopt.poly.space import Point, project_onto
 
@@ -32,7 +32,8 @@ def check(program: ir.Program) -> tuple[Condition, ...]:
     """
     proof = Proof(program)
     for equation in program.equations:
-        check_magnitudes(equation)
+        for name in sorted(check_magnitudes(equation)):
+            proof.conditions.append(Compare(size(name) - MOST_SYMBOLIC, "<"))
         _check_bounds(_write(equation), proof)
         for context in contexts(equation):
             if _never_happens(context.scope):

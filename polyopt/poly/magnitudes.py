@@ -16,12 +16,17 @@ MOST_EXPRESSION = 1 << 62
 """What every index expression stays below, so that the difference of two does not overflow."""
 
 
-def check_magnitudes(equation: ir.Equation) -> None:
-    """Raises `DefinitionError` for an index or an index expression that may be too large. equation: resolved"""
+def check_magnitudes(equation: ir.Equation) -> frozenset[str]:
+    """The sizes that must stay below `MOST_SYMBOLIC`, because something large is computed of them. equation: resolved
+
+    Raises `DefinitionError` for an index or an index expression that may be too large.
+    """
     ranges: dict[str, int] = {}
+    bounded: set[str] = set()
     for axis in _axes(equation):
         bounds = (*axis.lower, *axis.upper)
         most = max(_magnitude(bound, {}) for bound in bounds)
+        bounded.update(*(_growing(bound, {}) for bound in bounds))
         if most > MOST_INDEX:
             if not any(sizes_of(bound) for bound in bounds):
                 raise _too_large(equation, axis.name, most, MOST_INDEX, "let the index begin at 0, and add to it")
@@ -32,6 +37,14 @@ def check_magnitudes(equation: ir.Equation) -> None:
         if most >= MOST_EXPRESSION:
             fix = "numbers of 64 bits wrap around, as NumPy's do: po.cast(i, po.i64) * ..."
             raise _too_large(equation, str(affine), most, MOST_EXPRESSION, fix)
+        bounded |= _growing(affine, ranges)
+    return frozenset(bounded)
+
+
+def _growing(affine: Affine, ranges: Mapping[str, int]) -> frozenset[str]:
+    """The sizes of an expression that is too large where they are as large as a size can be."""
+    is_large = _magnitude(affine, ranges, MOST_INDEX) >= MOST_EXPRESSION
+    return frozenset(sizes_of(affine)) if is_large else frozenset()
 
 
 def _too_large(equation: ir.Equation, text: str, most: int, limit: int, fix: str) -> DefinitionError:
@@ -44,19 +57,19 @@ def _too_large(equation: ir.Equation, text: str, most: int, limit: int, fix: str
     )
 
 
-def _magnitude(affine: Affine, ranges: Mapping[str, int]) -> int:
-    """No value of the expression, nor of a part of it, is farther from 0."""
-    return abs(affine.constant) + sum(abs(factor) * _of_atom(atom, ranges) for atom, factor in affine.terms)
+def _magnitude(affine: Affine, ranges: Mapping[str, int], size: int = MOST_SYMBOLIC) -> int:
+    """No value of the expression, nor of a part of it, is farther from 0. size: what sizes stay below"""
+    return abs(affine.constant) + sum(abs(factor) * _of_atom(atom, ranges, size) for atom, factor in affine.terms)
 
 
-def _of_atom(atom: AxisRef | SizeRef | FloorDiv, ranges: Mapping[str, int]) -> int:
+def _of_atom(atom: AxisRef | SizeRef | FloorDiv, ranges: Mapping[str, int], size: int) -> int:
     match atom:
         case AxisRef(name):
             return ranges.get(name, MOST_INDEX)
         case SizeRef():
-            return MOST_SYMBOLIC
+            return size
         case FloorDiv(numerator, divisor):
-            most = _magnitude(numerator, ranges)
+            most = _magnitude(numerator, ranges, size)
             return most if most >= MOST_EXPRESSION else most // divisor + 1
 
 

@@ -15,8 +15,10 @@ def evenness(length: int, block: int, step: int) -> float:
     step: points that take as long as one, the lanes of a vector: the last block is paid for in whole steps
     """
     whole, rest = divmod(length, block)
-    times = [-(-block // step)] * whole + [-(-rest // step)] * (rest > 0)
-    busy = [0] * THREADS
+    each = -(-block // step)
+    rounds = max(whole - 2 * THREADS, 0) // THREADS  # in which every thread takes a whole block: not written out
+    times = [each] * (whole - rounds * THREADS) + [-(-rest // step)] * (rest > 0)
+    busy = [rounds * each] * THREADS
     for time in _claimed(times):
         busy[busy.index(min(busy))] += time
     return round(-(-length // step) / THREADS / max(busy), 2)

@@ -527,3 +527,25 @@ def test_equations_that_need_numbers_for_sizes_say_that_none_stays_dynamic(dynam
     assert "flat: no size stays dynamic" in caplog.text
     with pytest.raises(po.ArgumentError, match="'flat' has no size 'K'"):
         po.op(dynamic=["K"])(flat.__wrapped__)(np.ones((2, 4)))
+
+
+def test_open_sizes_that_index_expressions_do_not_fit_64_bits_with_are_refused() -> None:
+    many = 1 << 30
+    t = po.index("t", extent=3)
+
+    @po.op(dynamic=True)
+    def chosen(x: u8[N]):
+        y = po.tensor("y")
+        y[t] = po.where(N * many + t >= 0, 1, 0)
+        return y
+
+    @po.op(dynamic=True)
+    def read(x: u8[N]):
+        y = po.tensor("y")
+        y[t] = x[(N * many + t) // (many + 1)]
+        return y
+
+    for op in (chosen, read):
+        op(np.ones(7, np.uint8))
+        with pytest.raises(po.ShapeError, match=str(1 << 31)):
+            op(np.broadcast_to(np.uint8(1), (1 << 33,)))
