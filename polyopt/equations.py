@@ -73,8 +73,8 @@ class Equations:
             except DTypeError as clearer:
                 raise clearer from None
             except ShapeError as clearer:
-                if not isinstance(first, ShapeError):
-                    raise clearer from None
+                if not isinstance(first, ShapeError) or (first.where is None and clearer.where is not None):
+                    raise clearer from None  # an unmet condition has no line
             except (DefinitionError, BoundsError):
                 pass  # the first message has the sizes' names
             raise

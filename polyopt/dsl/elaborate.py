@@ -19,7 +19,7 @@ from polyopt.dsl.expr import AffineSize, Element, Expr, Index, Size, free_indice
 from polyopt.dsl.lower_reductions import accumulated, as_axis, lower_reduction, unguarded
 from polyopt.dsl.recognise import Scope, is_data
 from polyopt.dsl.state import Definition, Handle, State
-from polyopt.dsl.types import UNKNOWN, Type, Unknown, WeakType, concrete, join
+from polyopt.dsl.types import UNKNOWN, WEAK_BOOL, WEAK_INT, Type, Unknown, WeakType, concrete, join
 from polyopt.dsl.values import Builder, Names
 from polyopt.dtypes import DType, accumulator, promote
 from polyopt.errors import DefinitionError, DTypeError, Span
@@ -210,6 +210,8 @@ def _definition_type(definition: Definition, types: Mapping[Handle, Type], provi
     if definition.kind == "define":
         return build.build(value, scope).type
     natural = build.build(value, scope).type
+    if natural == WEAK_BOOL:
+        return WEAK_INT
     if isinstance(natural, WeakType | Unknown):
         return natural
     return natural if natural.is_float else accumulator(natural)

@@ -139,7 +139,9 @@ class Element(Expr):
 
 
 def _negated(expr: Expr) -> Expr:
-    return Guarded(expr.condition, Call("neg", (expr.value,))) if isinstance(expr, Guarded) else Call("neg", (expr,))
+    if isinstance(expr, Guarded):
+        return Guarded(expr.condition, _negated(expr.value))
+    return Call("subtracted", (expr,))
 
 
 class Boundary:
@@ -379,8 +381,8 @@ def source_text(expr: Expr) -> str:
             return source_text(body)
         case Call(name=name, args=(left, right)) if name in _SYMBOLS:
             return f"{_operand_text(left)} {_SYMBOLS[name]} {_operand_text(right)}"
-        case Call(name="neg" | "not" as name, args=(arg,)):
-            return f"{'-' if name == 'neg' else '~'}{_operand_text(arg)}"
+        case Call(name="neg" | "not" | "subtracted" as name, args=(arg,)):
+            return f"{'~' if name == 'not' else '-'}{_operand_text(arg)}"
         case Call(name=name, args=args):
             return f"{name}({', '.join(map(source_text, args))})"
         case _:

@@ -206,19 +206,32 @@ def _beside_float(x: Any) -> Any:
     return Call("beside_float", (x,)) if isinstance(x, Expr) else float(x)
 
 
+def _as_wide(x: Any) -> Any:
+    """A float of 16 bits in f32, where `1 + erf(x)` keeps what is left near -1; others as they are."""
+    return Call("as_wide", (x,)) if isinstance(x, Expr) else x
+
+
+def _in_dtype_of(value: Any, like: Any) -> Any:
+    """A value converted to another's dtype."""
+    return Call("in_dtype_of", (value, like)) if isinstance(value, Expr) else value
+
+
 def _softplus(x: Any) -> Any:
     number = as_argument(x)
     return maximum(number, 0) + log1p(exp(-abs(number)))
 
 
 def _gelu_erf(x: Any) -> Any:
-    return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
+    number = _beside_float(x)
+    wide = _as_wide(number)
+    return _in_dtype_of(0.5 * wide * (1 + erf(wide * math.sqrt(0.5))), number)
 
 
 def _gelu_tanh(x: Any) -> Any:
     number = _beside_float(x)
-    inner = math.sqrt(2 / math.pi) * (number + 0.044715 * (number * number * number))
-    return 0.5 * number * (1 + tanh(inner))
+    wide = _as_wide(number)
+    inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide))
+    return _in_dtype_of(0.5 * wide * (1 + tanh(inner)), number)
 
 
 def cast(x: object, dtype: object) -> Any:

@@ -66,7 +66,7 @@ def lower_reduction(build: Builder, expr: Reduction, scope: Scope, reads: Reads 
         case "argmax" | "argmin":
             return _position(build, expr, points)
         case _:
-            return _custom(build, expr, points)
+            return _custom(build, expr, points, reads)
 
 
 def unguarded(expr: Expr, scope: Scope) -> tuple[Expr, af.Condition]:
@@ -309,9 +309,9 @@ def _needs_extent(expr: Reduction, index: Index) -> DefinitionError:
 # --- custom ----------------------------------------------------------------------------------------------------------
 
 
-def _custom(build: Builder, expr: Reduction, points: _Points) -> Typed:
+def _custom(build: Builder, expr: Reduction, points: _Points, reads: Reads | None) -> Typed:
     assert expr.combine is not None, "a custom reduction comes with its function"
-    natural = build.build(points.body, points.scope)
+    natural = build.build(points.body, points.scope, reads)
     start = None if expr.init is None else build.build(expr.init, points.scope)
     type_ = join([natural.type] + ([] if start is None else [start.type]))
     dtype, combine = _combine(build, expr.combine, expr.dtype or concrete(type_), points.scope)

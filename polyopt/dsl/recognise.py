@@ -218,7 +218,9 @@ def split_condition(expr: Expr, scope: Scope) -> tuple[Condition, Expr | None]:
     if isinstance(expr, Call) and expr.name == "and":
         (left, left_data), (right, right_data) = (split_condition(arg, scope) for arg in expr.args)
         parts = [part for part in (left_data, right_data) if part is not None]
-        return af.conjunction(left, right), parts[0] if len(parts) == 1 else Call("and", tuple(parts))
+        if len(parts) == 1:  # an integer beside a condition tells by its lowest bit, as True & x does
+            return af.conjunction(left, right), Call("beside_condition", tuple(parts))
+        return af.conjunction(left, right), Call("and", tuple(parts))
     return af.TRUE, expr
 
 

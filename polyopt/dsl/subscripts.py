@@ -107,13 +107,15 @@ def _from_the_end(tensor: Handle, exprs: tuple[Expr, ...]) -> tuple[Expr, ...]:
     if not any(_is_negative(expr) for expr in exprs):
         return exprs
     extents = known_extents(tensor)
-    return tuple(_counted(e, extent) for e, extent in zip(exprs, extents, strict=False)) if extents else exprs
+    return tuple(_counted(tensor, e, extent) for e, extent in zip(exprs, extents, strict=False)) if extents else exprs
 
 
-def _counted(expr: Expr, extent: Affine | None) -> Expr:
-    if isinstance(expr, Literal) and _is_negative(expr) and extent is not None:
-        return AffineSize(extent + int(expr.value))
-    return expr
+def _counted(tensor: Handle, expr: Expr, extent: Affine | None) -> Expr:
+    if not isinstance(expr, Literal) or not _is_negative(expr):
+        return expr
+    if extent is None:
+        raise _unknown_extent(tensor, "a subscript from the end")
+    return AffineSize(extent + int(expr.value))
 
 
 def _is_negative(expr: Expr) -> bool:
@@ -146,8 +148,7 @@ def _slice(tensor: Handle, parts: tuple[object, ...], boundary: Boundary | None)
             left.append(index)
             subscripts.append(expr)
         else:
-            extent = extents[len(subscripts)] if boundary is None else None
-            subscripts.append(_fixed(tensor, part, extent))
+            subscripts.append(_fixed(tensor, part, extents[len(subscripts)], boundary))
     result = tensor.state.new_tensor(f"{tensor.name}_slice", rank=len(left))
     result.state.define(result, tuple(left), Element(tensor, tuple(subscripts), boundary))
     return result
@@ -170,7 +171,7 @@ def _without_ellipsis(tensor: Handle, parts: tuple[object, ...]) -> tuple[object
     return (*parts[:at], *whole, *parts[at + 1 :])
 
 
-def _fixed(tensor: Handle, part: object, extent: Affine | None) -> Expr:
+def _fixed(tensor: Handle, part: object, extent: Affine | None, boundary: Boundary | None) -> Expr:
     expr = subscript_expr(part, tensor)
     free = free_indices(expr)
     if free:
@@ -181,7 +182,7 @@ def _fixed(tensor: Handle, part: object, extent: Affine | None) -> Expr:
             fix="give every dimension an index.",
             facts={"tensor": tensor.name, "index": free[0].name},
         )
-    return _counted(expr, extent)
+    return expr if boundary is not None else _counted(tensor, expr, extent)
 
 
 def _sliced(
@@ -224,6 +225,9 @@ def _slice_range(tensor: Handle, part: slice, extent: Affine | None, boundary: B
     start, stop = _clip(start, extent, step), _clip(stop, extent, step)
     _require_clipped(tensor, start, stop, extent, step)
     is_open = step > 0 and extent is not None and not (extent - stop).is_constant
+    if is_open and extent is not None and stop - start == af.constant(1):
+        tensor.state.conditions.append(Compare(extent - stop, ">="))  # one element, so that it broadcasts
+        is_open = False
     return _Range(start, step, _count(start, stop, step), _count(start, extent, step) if is_open and extent else None)
 
 

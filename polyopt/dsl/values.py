@@ -6,7 +6,7 @@ become `Where`, data conditions `select`. Reductions are in `dsl.lower_reduction
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from itertools import islice
 
@@ -71,7 +71,7 @@ from polyopt.dsl.types import (
     concrete,
     join,
 )
-from polyopt.dtypes import DType, bool_, f64, i8, i64, promote, u64
+from polyopt.dtypes import DType, bf16, bool_, f16, f32, f64, i8, i32, i64, promote, u64
 from polyopt.errors import DefinitionError, DTypeError, Span
 
 
@@ -246,25 +246,33 @@ class Builder:
     def _choice(self, expr: Choice, scope: Scope, reads: Reads | None) -> Typed:
         then, otherwise = self.build(expr.then, scope, reads), self.build(expr.otherwise, scope, reads)
         type_ = join((then.type, otherwise.type))
+        if type_ == WEAK_BOOL:
+            type_ = bool_  # a choice is NumPy's, which has one kind of booleans
         dtype = concrete(type_)
         a, b = self.convert(then, type_, expr.span), self.convert(otherwise, type_, expr.span)
         return Typed(self._select(expr.condition, a, b, dtype, scope), type_)
 
-    def _select(self, condition: Expr, then: ir.Expr, otherwise: ir.Expr, dtype: DType, scope: Scope) -> ir.Expr:
-        """A choice; affine parts of the condition become `Where`, so that data parts are read only under them."""
+    def _select(
+        self, condition: Expr, then: ir.Expr, otherwise: ir.Expr, dtype: DType, scope: Scope, *, beside: bool = False
+    ) -> ir.Expr:
+        """A choice; affine parts of the condition become `Where`, so that data parts are read only under them.
+
+        beside: the condition is what an affine one was taken from with `&`
+        """
         affine = try_condition(condition, scope)
         if affine is not None:
             return ir.Where(affine, then, otherwise, dtype)
         if isinstance(condition, InScope):
-            return self._select(condition.body, then, otherwise, dtype, self._rescope(scope, condition))
+            return self._select(condition.body, then, otherwise, dtype, self._rescope(scope, condition), beside=beside)
         if isinstance(condition, Call) and condition.name in ("and", "or"):
             for part, rest in (condition.args, condition.args[::-1]):
                 affine = try_condition(part, scope)
                 if affine is not None:
-                    inner = self._select(rest, then, otherwise, dtype, scope)
+                    inner = self._select(rest, then, otherwise, dtype, scope, beside=beside or condition.name == "and")
                     a, b = (inner, otherwise) if condition.name == "and" else (then, inner)
                     return ir.Where(affine, a, b, dtype)
-        return ir.Op("select", (self.truth(condition, scope), then, otherwise), dtype)
+        tested = Call("beside_condition", (condition,)) if beside else condition
+        return ir.Op("select", (self.truth(tested, scope), then, otherwise), dtype)
 
     def truth(self, expr: Expr, scope: Scope) -> ir.Expr:
         """The expression as a boolean; numbers are true where they are not 0."""
@@ -284,14 +292,14 @@ class Builder:
             return self._logic(expr, scope, reads)
         if name in ("isnan", "isinf"):
             return self._classify(expr, scope)
-        if name in ("as_argument", "beside_float"):
-            value = self.build(expr.args[0], scope, reads)
-            operand = as_float(value.type) if name == "as_argument" else join((value.type, WEAK_FLOAT))
-            return Typed(self.convert(value, operand, expr.span), operand)
+        if name in _ADAPTED:
+            return self._adapted(expr, scope, reads)
         if name in ("shl", "shr") and reads is not None and reads.dtype.is_float:
             return _as_leaf(self._call(expr, scope, None), reads)
         args = tuple(self.build(arg, scope, reads) for arg in expr.args)
         operand = _integer_form(expr, args) if name in _INTEGER_BOOLS else join(arg.type for arg in args)
+        if operand == WEAK_BOOL and name not in ("maximum", "minimum"):
+            operand = WEAK_INT  # Python's True + True is 2
         if name == "pow":
             return self._power(expr, args, operand)
         if (isinstance(operand, DType) and operand.is_bool) or operand == WEAK_BOOL:
@@ -348,7 +356,7 @@ class Builder:
             difference = af.constant(int(numbers[0]) - int(numbers[1]))
             return condition_value(fold(af.Compare(difference, COMPARISONS[name])))
         if isinstance(operand, DType) and operand.is_integer:
-            name, args = _within_range(name, args, operand)
+            name, args = _within_range(name, args, operand, self.reaches)
             if any(arg.type == WEAK_INT and not isinstance(arg.node, ir.Const) for arg in args):
                 operand = operand if operand.bits == i64.bits else i64
         kinds = {arg.type.kind for arg in args if isinstance(arg.type, DType)}
@@ -386,7 +394,21 @@ class Builder:
         if reads is not None and operand != bool_:
             natural = tuple(self.build(arg, scope, reads) for arg in expr.args)
             operand = join(arg.type for arg in natural)
+        if operand == WEAK_BOOL and expr.name == "not":
+            operand = WEAK_INT  # Python's ~True is -2
         return self._apply(expr.name, natural, operand, expr.span)
+
+    def _adapted(self, expr: Call, scope: Scope, reads: Reads | None) -> Typed:
+        """A value in a dtype that follows from its own, for functions that are made of others."""
+        if expr.name == "beside_condition":
+            value = self.build(expr.args[0], scope)
+            is_boolean = value.type in (bool_, WEAK_BOOL)
+            return value if is_boolean else self._logic(Call("and", (expr.args[0], Literal(1))), scope, None)
+        value, *others = (self.build(arg, scope, reads) for arg in expr.args)
+        wanted = _ADAPTED[expr.name](value.type, *(other.type for other in others))
+        if expr.name == "subtracted":
+            return self._apply("neg", (value,), wanted, expr.span)
+        return Typed(self.convert(value, wanted, expr.span), wanted)
 
     def _classify(self, expr: Call, scope: Scope) -> Typed:
         value = self.build(expr.args[0], scope)
@@ -564,21 +586,40 @@ def _is_float(type_: Type) -> bool:
     return type_ == WEAK_FLOAT or (isinstance(type_, DType) and type_.is_float)
 
 
+_ADAPTED: Mapping[str, Callable[..., Type]] = {
+    "as_argument": as_float,
+    "beside_float": lambda own: join((own, WEAK_FLOAT)),
+    "as_wide": lambda own: f32 if own in (f16, bf16) else own,
+    "in_dtype_of": lambda own, like: like,
+    "subtracted": lambda own: i32 if own == bool_ else WEAK_INT if own == WEAK_BOOL else own,
+    "beside_condition": lambda own: own,
+}
+"""The dtypes of values that functions ask for by name: as a function of floats takes them, as beside a float of Python,
+16-bit floats in f32 and back, what -= adds (a boolean counts as 0 or 1), and what stands beside a condition in `&` (of
+an integer the lowest bit counts, as in True & x)."""
+
+
 def _weak_or(operand: Type, weak: WeakType, strong: DType) -> Type:
     if isinstance(operand, Unknown):
         return UNKNOWN
     return weak if isinstance(operand, WeakType) else strong
 
 
-def _within_range(name: str, args: tuple[Typed, ...], dtype: DType) -> tuple[str, tuple[Typed, ...]]:
-    """A comparison whose Python integer fits the other operand's dtype, with the same outcome for all its values."""
+def _within_range(
+    name: str, args: tuple[Typed, ...], dtype: DType, known: Mapping[ir.Expr, tuple[int, int]]
+) -> tuple[str, tuple[Typed, ...]]:
+    """A comparison whose Python integer fits the other operand's dtype, with the same outcome for all its values.
+
+    known: how far run-time scalars reach
+    """
     left, right = args
     if left.type == WEAK_INT and right.type != WEAK_INT:
         name, left, right = _MIRRORED[name], right, left
     low, high = integer_range(dtype)
-    if right.type != WEAK_INT or not isinstance(right.node, ir.Const) or low <= right.node.value <= high:
+    found = reach(right.node, known) if right.type == WEAK_INT else None
+    if found is None or (found[0] <= high and low <= found[1]):
         return name, (left, right)
-    if right.node.value > high:
+    if found[0] > high:
         return ("le" if name in ("lt", "le", "ne") else "gt"), (left, literal(high))
     return ("ge" if name in ("gt", "ge", "ne") else "lt"), (left, literal(low))
 

@@ -122,8 +122,11 @@ class _Turner:
 
     def product(self, equation: ir.Equation) -> _Product | None:
         """The equation as a product of matrices whose axes may all change places; None where it is none."""
+        reducers = [e.reducer for e in self.program.definitions(equation.tensor) if e is not equation]
         equation = _as_accumulation(equation)
         value, reducer = equation.value, equation.reducer
+        if any(other is not None and other != reducer for other in reducers):
+            return None  # what is added up is not what `*=` multiplies afterwards
         if reducer is None or reducer.name != "sum" or equation.guard != TRUE:
             return None
         if not isinstance(value, ir.Op) or value.name != "mul" or not all(map(_starts_at_zero, equation.all_axes)):

@@ -103,7 +103,8 @@ class BoundedArithmetic(Arithmetic):
         if reducer.name != "prod":
             together = np.add if reducer.name == "sum" else np.maximum
             if reducer.name == "sum":
-                error = error + np.abs(running["value"]) * self._unit(reducer.dtype)
+                start = np.abs(running["value"])
+                error = error + np.where(np.isfinite(start), start, 0) * self._unit(reducer.dtype)
             return self._rounded(total, together(running["error"], error), reducer.dtype, ulp=0.0)
         return self._rounded(total, _product_error(running, self._pair(part, error, reducer.dtype)), reducer.dtype)
 
@@ -112,7 +113,10 @@ class BoundedArithmetic(Arithmetic):
         size = np.abs(values["value"].astype(np.float64))
         match reducer.name:
             case "sum":
-                added: Array = self._steps(length) * unit * size.sum(axis=axes)
+                finite = np.where(np.isfinite(size), size, 0.0).sum(axis=axes)  # beside an infinity nothing rounds
+                added: Array = self._steps(length) * unit * finite
+                if reducer.dtype.is_float:
+                    added = np.where(finite > _FORMATS[reducer.dtype].greatest, np.inf, added)
                 return np.asarray(values["error"].sum(axis=axes) + added)
             case "prod":
                 return _long_product_error(size, values["error"], unit, axes)
@@ -209,7 +213,7 @@ def _product_error(a: Array, b: Array) -> Array:
 def _long_product_error(size: Array, error: Array, unit: float, axes: tuple[int, ...]) -> Array:
     """Of a product over `axes`, each factor with its error and a rounding: relative errors add up, to first order."""
     room = np.where(size > 0, size, 1.0)
-    relative: Array = np.expm1(np.log1p(error / room + unit).sum(axis=axes)) * size.prod(axis=axes)
+    relative: Array = _times(size.prod(axis=axes), np.expm1(np.log1p(error / room + unit).sum(axis=axes)))
     return np.asarray(np.where((size == 0).any(axis=axes), (size + error).prod(axis=axes), relative))
 
 

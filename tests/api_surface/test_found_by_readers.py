@@ -1,0 +1,363 @@
+"""What readers of the surface found: numbers, shapes and refusals that are not NumPy's, each in its smallest form."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import polyopt as po
+from polyopt import bool_, f32, f64, i8, i32, i64
+from polyopt.testing.check import Checker
+
+A, B, C, D, E, F, K, L, M, N, T = po.sizes("A B C D E F K L M N T")
+i, j, k, m = po.indices("i j k m")
+RANDOM = np.random.default_rng(0)
+
+
+# --- booleans and conditions ----------------------------------------------------------------------------------------
+
+
+@po.op
+def chosen(x: i32[N]) -> object:
+    y, s = po.tensors("y s")
+    y[i] = po.where((i >= 1) & x[i], 10, 20)
+    s[()] = po.sum(x[k], k, where=x[k] & (k >= 1))
+    return y, s
+
+
+def test_an_integer_beside_a_condition_is_one_of_bits() -> None:
+    x, n = np.array([2, 2, 1, 3, 0, 4], np.int32), np.arange(6)
+    for results in (chosen(x), chosen.reference(x)):
+        assert_array_equal(results[0], np.where((n >= 1) & x, 10, 20))
+        assert_array_equal(results[1], np.sum(x, where=((n >= 1) & x).astype(bool)))
+
+
+def test_a_float_beside_a_condition_is_refused() -> None:
+    @po.op
+    def op(x: f32[N]):
+        y = po.tensor("y")
+        y[i] = po.where((i >= 1) & x[i], 10, 20)
+        return y
+
+    with pytest.raises(po.DTypeError):
+        op(np.ones(3, np.float32))
+
+
+def test_python_booleans_count_as_integers() -> None:
+    @po.op
+    def op(x, a):
+        y, z, w = po.tensors("y z w")
+        y[i] = x[i] * (a + a)
+        z[i] = x[i] * ~a
+        w[i] = x[i] * (a - a) + -a
+        return y, z, w
+
+    x = np.array([1.0, -2, 3], np.float32)
+    for results in (op(x, True), op.reference(x, True)):
+        for found, expected in zip(results, (x * 2, x * -2, x * 0 - 1), strict=True):
+            assert_array_equal(found, expected)
+
+
+def test_sums_count_booleans() -> None:
+    @po.op
+    def counted(x: f32[N], bins: i64[N]):
+        s, h = po.tensor("s"), po.tensor("h", shape=(3,))
+        s[()] += po.where(x[k] > 0, True, False)
+        h[bins[i]] += True
+        return s, h
+
+    @po.op
+    def taken(mask: bool_[N, M]):
+        y = po.tensor("y")
+        y[i] = 5
+        y[i] -= po.when(i >= 0, mask[i, k])
+        return y
+
+    s, h = counted(np.array([1.0, -2, 3, 4], np.float32), np.array([0, 1, 1, 2]))
+    assert s == 3 and s.dtype.kind == "i"
+    assert_array_equal(h, [1, 2, 1])
+    assert_array_equal(taken(np.array([[True, False, True], [True] * 3])), [3, 2])
+
+
+def test_a_custom_reduction_inside_a_sum_is_taken_in_the_sums_dtype() -> None:
+    @po.op
+    def op(x: i8[N, M]):
+        s = po.tensor("s")
+        largest = po.reduce(lambda a, b: po.where(a > b, a, b), x[i, k], k)
+        s[()] = po.sum(largest * largest, i)
+        return s
+
+    x = np.array([[100, 1], [50, 3]], np.int8)
+    assert op(x) == op.reference(x) == 12500
+
+
+# --- positions of extrema -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numerics", ["default", "fast", "strict"])
+def test_the_position_of_a_computed_extremum_is_one_of_the_axis(numerics: Any) -> None:
+    """The value is computed for the extremum and for its place, and rounds alike in both."""
+
+    @po.op(numerics=numerics)
+    def far(x: f32[M, N], y: f32[N]):
+        v, w = po.tensors("v w")
+        v[i] = po.argmax(y[j] * y[j] + x[i, j] * x[i, j], j)
+        w[i] = po.argmin(x[i, j] * 0.3 + y[j] * 0.7, j)
+        return v, w
+
+    @po.op(numerics=numerics)
+    def near(x: f32[M, K], c: f32[N, K]):
+        v, w = po.tensors("v w")
+        v[i] = po.argmin(po.sum((x[i, k] - c[j, k]) ** 2, k), j)
+        w[i] = po.argmin(po.sum(x[i, k] * c[j, k], k) / po.sqrt(po.sum(c[j, k] * c[j, k], k) + 0.1), j)
+        return v, w
+
+    for rows, columns in ((17, 100), (40, 501), (1, 7)):
+        x, y = RANDOM.standard_normal((rows, columns), np.float32), RANDOM.standard_normal(columns, np.float32)
+        v, w = far(x, y)
+        wide, other = x.astype("f8"), y.astype("f8")
+        values = [other**2 + wide**2, wide * 0.3 + other * 0.7]
+        assert_allclose(np.take_along_axis(values[0], v[:, None], 1)[:, 0], values[0].max(1), rtol=1e-6)
+        assert_allclose(np.take_along_axis(values[1], w[:, None], 1)[:, 0], values[1].min(1), rtol=1e-5, atol=1e-6)
+    for rows, columns, depth in ((40, 33, 19), (7, 300, 100)):
+        p, c = RANDOM.standard_normal((rows, depth)), RANDOM.standard_normal((columns, depth))
+        v, w = near(p.astype("f4"), c.astype("f4"))
+        values = [((p[:, None] - c) ** 2).sum(-1), p @ c.T / np.sqrt((c * c).sum(1) + 0.1)]
+        assert_allclose(np.take_along_axis(values[0], v[:, None], 1)[:, 0], values[0].min(1), rtol=1e-5)
+        assert_allclose(np.take_along_axis(values[1], w[:, None], 1)[:, 0], values[1].min(1), rtol=1e-4)
+
+
+def test_a_sum_inside_a_position_is_computed_once() -> None:
+    @po.op
+    def near(x: f32[M, K], c: f32[N, K]):
+        v = po.tensor("v")
+        v[i] = po.argmin(po.sum((x[i, k] - c[j, k]) ** 2, k), j)
+        return v
+
+    names = [s.name for s in near.lower(M=7, N=100, K=30).scop.statements]
+    assert sum("update" in name for name in names) == 3, f"the sum, the minimum and its place: {names}"
+
+
+def test_a_gpu_contracts_nothing_where_it_compares() -> None:
+    @po.op
+    def far(x: f32[M, N], y: f32[N]):
+        v = po.tensor("v")
+        v[i] = po.argmax(y[j] * y[j] + x[i, j] * x[i, j], j)
+        return v
+
+    @po.op
+    def plain(x: f32[M, N]):
+        v = po.tensor("v")
+        v[i] = po.argmax(x[i, j], j)
+        return v
+
+    assert not far.lower(M=4, N=64, target="sm_80").cuda.contract
+    assert plain.lower(M=4, N=64, target="sm_80").cuda.contract
+
+
+# --- functions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_gelu_of_16_bits_keeps_its_negative_tail(kind: str, approximate: bool) -> None:
+    @po.op
+    def op(x):
+        return po.gelu(x, approximate=approximate)
+
+    dtype = np.dtype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
+    x = np.linspace(-4, 4, 257).astype(dtype)
+    found = op(x)
+    assert found.dtype == dtype
+    exact = op.reference(x.astype("f8"))
+    assert_allclose(found.astype("f8"), exact, rtol=2 * float(ml_dtypes.finfo(dtype).eps), atol=1e-7)
+
+
+# --- sizes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_slice_of_one_element_broadcasts_with_open_sizes() -> None:
+    @po.op(dynamic=True)
+    def less_first(x: f64[N, M]):
+        return x - x[:, :1]
+
+    @po.op(dynamic=True)
+    def less_row(x: f64[N, M]):
+        return x[:, :1] - x[0]
+
+    for shape in ((4, 6), (1, 1), (3, 1)):
+        x = RANDOM.standard_normal(shape)
+        assert_array_equal(less_first(x), x - x[:, :1])
+        assert_array_equal(less_row(x), x[:, :1] - x[0])
+
+
+def test_a_subscript_from_the_end_counts_from_an_extent_that_sizes_decide() -> None:
+    @po.op(dynamic=True)
+    def last(x: f64[N, M]):
+        y = x[:, :2] * 2.0
+        return y[:, -1]
+
+    x = RANDOM.standard_normal((4, 6))
+    assert_array_equal(last(x), 2 * x[:, 1])
+
+
+@pytest.mark.parametrize(("kind", "number"), [("uint64", -1), ("int8", 2**63), ("uint8", 300), ("uint64", 3)])
+def test_run_time_integers_beyond_a_dtype_compare_as_numbers(kind: str, number: int) -> None:
+    @po.op
+    def op(x, a):
+        y = po.tensor("y")
+        y[i] = x[i] < a
+        return y
+
+    x = np.array([0, 5], kind)
+    assert_array_equal(op(x, number), x < number)
+
+
+@pytest.mark.parametrize("dynamic", [["M"], ["T"], True])
+def test_a_periodic_recurrence_of_open_sizes_is_no_cycle(dynamic: Any) -> None:
+    @po.op(dynamic=dynamic)
+    def op(u0: f32[M], steps: f32[T]):
+        u, t = po.tensor("u"), po.index("t", extent=T)
+        u[0, i] = u0[i]
+        u[t + 1, i] = u.wrap()[t, i - 1] + steps[t]
+        return u[T]
+
+    assert_array_equal(op(np.arange(5, dtype=np.float32), np.ones(3, np.float32)), [5, 6, 7, 3, 4])
+
+
+def test_one_dynamic_kernel_serves_strided_arrays_of_every_size(tmp_path: Path) -> None:
+    @po.op(dynamic=True)
+    def op(x: f64[M, N]):
+        y = po.tensor("y")
+        y[i, j] = x[i, j] * 3.25
+        return y
+
+    with po.settings.override(cache_dir=tmp_path):
+        for n in range(50, 56):
+            x = RANDOM.standard_normal((4, n)).T
+            assert_array_equal(op(x), x * 3.25)
+        kernels = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(kernels) == 1, kernels
+
+
+# --- definitions ----------------------------------------------------------------------------------------------------
+
+
+def test_what_einsum_gave_may_be_added_to_and_sums_multiplied() -> None:
+    @po.op
+    def added(x: f32[M, K], y: f32[K, N], v: f32[M, L]):
+        z = po.einsum("mk,kn->mn", x, y)
+        z[i, j] += v[i, k]
+        return z
+
+    ones = [np.ones(shape, np.float32) for shape in ((4, 5), (5, 6), (4, 2))]
+    assert_array_equal(added(*ones), np.full((4, 6), 7))
+    a, b, c, d, e, f = po.indices("a b c d e f")
+
+    @po.op
+    def multiplied(x: f32[A, E, B, F], y: f32[F, C, E, D], v: f32[A, K]):
+        z = po.tensor("z")
+        z[a, b, c, d] = po.sum(x[a, e, b, f] * y[f, c, e, d], (e, f))
+        z[a, b, c, d] *= v[a, k]
+        return z
+
+    x, y = (RANDOM.integers(-3, 4, s).astype(np.float32) for s in ((16, 16, 16, 16), (16, 7, 16, 3)))
+    v = RANDOM.integers(-2, 3, (16, 2)).astype(np.float32)
+    expected = np.einsum("aebf,fced->abcd", x, y, optimize=True) * v.prod(1)[:, None, None, None]
+    assert_array_equal(multiplied(x, y, v), expected)
+
+
+def test_shapes_that_do_not_join_are_named_with_their_line() -> None:
+    @po.op
+    def joined(x, y):
+        return po.concatenate([x, y])
+
+    with pytest.raises(po.ShapeError) as caught:
+        joined(np.ones((4, 5)), np.ones((4, 3)))
+    assert caught.value.where is not None and "(4, 5)" in str(caught.value)
+
+
+# --- calls ----------------------------------------------------------------------------------------------------------
+
+
+class Foreign:
+    """As an array of a library that hands out copies alone."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __dlpack__(self, **_: object) -> object:
+        raise BufferError("no")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray[Any, Any]:
+        return self.array.copy()
+
+
+def test_a_result_is_not_written_into_a_copy() -> None:
+    @po.op
+    def op(x: f64[N]):
+        return x * 2.0
+
+    out = Foreign(np.zeros(3))
+    with pytest.raises(po.ArgumentError, match="written"):
+        op(np.arange(3.0), out=out)
+    assert_array_equal(op(Foreign(np.arange(3.0))), [0, 2, 4])
+
+
+def test_a_long_axis_is_planned_as_fast_as_a_short_one() -> None:
+    @po.op
+    def product(x: f64[M, K], w: f64[K, N]):
+        y = po.tensor("y")
+        y[i, j] += x[i, k] * w[k, j]
+        return y
+
+    start = time.perf_counter()
+    product.lower(M=64, N=10**12, K=64).report()
+    assert time.perf_counter() - start < 60, "a list of as many blocks took minutes, and then all memory"
+
+
+def test_ptx_ends_with_its_text() -> None:
+    @po.op
+    def op(x: f64[M]):
+        return x + 1
+
+    pytest.importorskip("nvidia")
+    assert not op.lower(M=3, target="sm_80").source("ptx").endswith("\0")
+
+
+# --- the checker ----------------------------------------------------------------------------------------------------
+
+
+def test_a_long_product_of_large_integers_passes() -> None:
+    @po.op
+    def op(x: i64[N, M]):
+        y = po.tensor("y")
+        y[i] = po.prod(x[i, k], k)
+        return y
+
+    Checker(forks=False)(op, np.full((2, 40), 3**18 + 2, np.int64))
+
+
+def test_a_sum_that_is_infinite_is_checked() -> None:
+    @po.op
+    def op(x: f32[N, M]):
+        y = po.tensor("y")
+        y[i] = po.sum(x[i, k], k)
+        return y
+
+    x = np.ones((3, 4), np.float32)
+    x[0, 1], x[1, 1] = np.inf, np.nan
+    _, bounds = po.reference.evaluate_with_bounds(op.lower(x).program, {"x": x}, {})
+    assert np.isfinite(bounds[op.lower(x).program.results[0]]).all()
+    huge = np.full((1, 4), 3e38, np.float32)
+    _, bounds = po.reference.evaluate_with_bounds(op.lower(huge).program, {"x": huge}, {})
+    assert np.isinf(bounds[op.lower(huge).program.results[0]]).all(), "a partial sum may overflow"
