@@ -34,11 +34,15 @@ class Author:
 
     def kinds(self) -> list[Callable[[str, tuple[str, ...], str], None]]:
         if self.is_large:
-            return [self.window, self.window, self.contraction, self.recurrence, self.steps, self.whole, self.grid]
+            return [
+                self.window, self.window, self.contraction, self.recurrence, self.steps, self.whole, self.grid,
+                self.chain,
+            ]  # fmt: skip
         return [
             self.pointwise, self.pointwise, self.pointwise, self.guarded, self.accumulated, self.accumulated,
             self.accumulated, self.scattered, self.recurrence, self.recurrence, self.grid, self.triangular,
             self.steps, self.mutual, self.interleaved, self.pieces, self.contraction, self.whole, self.window,
+            self.chain,
         ]  # fmt: skip
 
     def fresh(self) -> str:
@@ -174,6 +178,41 @@ class Author:
         for _, size in inner:
             points *= max(1, w.extent(size))
         return self.add(name, target, dtype, value.bound * points, Equation(f"[{left}]", value, "+=", guard))
+
+    def chain(self, name: str, _: tuple[str, ...], dtype: str) -> None:
+        """Sums of powers of two relative to a maximum, most of them as in a softmax: what may run in one pass with it.
+
+        Scores are whole numbers from -3 to 3, so that sums of 64 times their powers are whole and small.
+        """
+        w = self.writer
+        if w.rough:
+            return self.pointwise(name, ("M", "N"), dtype)
+        dtype = w.random.choice(("f32", "f64"))
+        scope = self.scope(("M", "N"))
+        i, j = (axis for axis, _size in scope)
+        guard = w.random.choice(("", "", "", f"{j} <= {i}", f"({j} <= {i}) & ({j} >= {i} - 2)", f"{j} >= 1"))
+        where = f", where={guard}" if guard else ""
+        names = [f"{name}s", f"{name}t", f"{name}m", name]
+        low, high = -3, 3
+        for own in names[:2]:
+            score = Equation(place(scope), clipped(self.value(scope, dtype), low, high))
+            self.record(Definition(own, ("M", "N"), dtype, (score,), True, True), high)
+        scores, others = (f"{own}[{i}, {j}]" for own in names[:2])
+        of = scores
+        if w.chance(0.2):
+            of = f"po.where({others} > 0, {scores}, {low})"
+        start = f", init={low}" if guard == f"{j} >= 1" or w.chance(0.2) else ""
+        largest = Node(f"po.max({of}, {j}{where}{start})", (), dtype, high)
+        self.record(Definition(names[2], ("M",), dtype, (Equation(f"[{i}]", largest),), True, True), high)
+        exponent = f"{others if w.chance(0.15) else scores} - {names[2]}[{i}]"
+        factors = [f"po.exp2({exponent})"]
+        if w.chance(0.6):
+            factors.append(w.random.choice((others, f"{names[2]}[{i}]", "0.5", "2.0")))
+        if w.chance(0.2):
+            where = ""
+        summand = " * ".join(factors if w.chance(0.8) else factors[::-1])
+        total = Node(f"(64.0 * po.sum({summand}, {j}{where}))", (), dtype, 64 * 64 * 4 * w.extent("N"))
+        return self.add(name, ("M",), dtype, total.bound, Equation(f"[{i}]", total))
 
     def contraction(self, name: str, dims: tuple[str, ...], dtype: str) -> None:
         """A product of matrices, where there are some to multiply."""

@@ -214,6 +214,8 @@ class Writer:
             f"({a} < {b} + {shift})", f"({a} >= {shift})", f"({a} + {b} < {size})", f"({a} == {shift})",
             f"({a} != {shift})", f"({a} % 2 == 0)", f"({a} // 2 >= {shift})", f"({a} < {size} - 1)",
             f"(({a} + {b}) % 3 == 1)", f"({a} == {size} - 1)", f"(2*{a} - {b} < {size})",
+            f"(({a} // {r.randint(2, 4)} + {r.randint(1, 2)}*{b}) % {r.randint(2, 5)} == {r.randint(0, 1)})",
+            f"((2*{a} - {b} // {r.randint(2, 4)} + {shift}) % {r.randint(3, 4)} <= {r.randint(0, 1)})",
         ]  # fmt: skip
         node = Node(r.choice(texts))
         if self.chance(0.25):
