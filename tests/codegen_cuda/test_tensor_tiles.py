@@ -48,7 +48,7 @@ def products(left: DType, right: DType, layout: str, result: DType | None = None
         "x": left[tuple(sizes[c] for c in first)],
         "w": right[tuple(sizes[c] for c in second)],
     }
-    return po.op(multiply, numerics="fast" if left == f32 else "default")
+    return po.op(numerics="fast" if left == f32 else "default")(multiply)
 
 
 LAYOUTS = ["".join((x, ",", w)) for x, w in product(("mk", "km"), ("kn", "nk"))]
