@@ -39,7 +39,7 @@ from polyopt.loops.placement import Placement
 from polyopt.loops.rename import rename
 from polyopt.loops.scan import NotAffine, affine_expr, as_affine, as_expr, operation
 from polyopt.poly.scop import Array, Scop, Statement
-from polyopt.poly.space import node_kind
+from polyopt.poly.space import isl_errors, node_kind, operation_budget
 from polyopt.poly.storage import Storage, StoragePlan
 from polyopt.poly.tree import Loop, Tree, as_schedule, loops
 
@@ -105,7 +105,7 @@ def ast(scop: Scop, tree: Tree) -> Scanned:
     """
     root = _scanned(scop, tree)
     divided = {s.name: s.domain for s in scop.statements if not s.domain.remove_divs().is_equal(s.domain)}
-    wrong = runs.misread(root, divided, scop.context)
+    wrong = _misread(scop, root, divided)
     if not wrong:
         return Scanned(root, {})
     _LOG.info("%s: isl's loops lose iterations of %s, which now run under guards", scop.name, ", ".join(wrong))
@@ -113,7 +113,7 @@ def ast(scop: Scop, tree: Tree) -> Scanned:
     root = _scanned(
         replace(scop, statements=tuple(_over(s, wide.get(s.name, s.domain)) for s in scop.statements)), tree
     )
-    if lost := runs.misread(root, {**divided, **wide}, scop.context):
+    if lost := _misread(scop, root, {**divided, **wide}):
         raise ScheduleError(f"isl's loops lose iterations of '{lost[0]}'", why=str(root))
     return Scanned(root, {name: _of_axes(divided[name].gist(wide[name])) for name in wrong})
 
@@ -125,6 +125,12 @@ def _scanned(scop: Scop, tree: Tree) -> isl.AstNode:
         schedule = schedule.map_schedule_node_bottom_up(lambda node: _separated(node, flat))
     with _values_not_counts():
         return isl.AstBuild.from_context(scop.context).node_from_schedule(schedule)
+
+
+def _misread(scop: Scop, root: isl.AstNode, domains: Mapping[str, isl.Set]) -> list[str]:
+    """As `runs.misread`; a `ScheduleError` where isl takes too many operations to tell."""
+    with isl_errors(f"hold the loops of '{scop.name}' against its domains"), operation_budget():
+        return runs.misread(root, domains, scop.context)
 
 
 def _over(statement: Statement, domain: isl.Set) -> Statement:
