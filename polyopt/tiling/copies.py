@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from functools import reduce
 
 import islpy as isl
 
@@ -20,7 +21,7 @@ from polyopt.poly.dependence import Dependences
 from polyopt.poly.distance import DistanceTester
 from polyopt.poly.roles import Roles, roles_of
 from polyopt.poly.scop import Access, Array, Scop, Statement
-from polyopt.poly.space import Space, bounds, stretched
+from polyopt.poly.space import Space, bounds, coalesced, stretched
 from polyopt.tiling import produced
 from polyopt.tiling.pack import Packing, PackPlan, batches_of, cut_dimension
 
@@ -279,7 +280,7 @@ class _Copy:
         axes = (panel, *others, packing.axis) if packing.axis else others
         space = Space(self.name, axes, self.scop.sizes)
         source = space.access(read.tensor, [axis(e) for e in self.elements])
-        held = source.intersect_range(self.access.relation.range()).domain()
+        held = source.intersect_range(self.elements_read()).domain()
         if packing.axis:
             held &= space.aff(axis(panel)).eq_set(space.aff(axis(packing.axis) // packing.points))
         element = ir.Read(read.tensor, tuple(axis(e) for e in self.elements), read.dtype, span=read.span)
@@ -297,6 +298,11 @@ class _Copy:
             (Access(element, source.intersect_domain(held)),),
             span=self.update.span,
         )
+
+    def elements_read(self) -> isl.Set:
+        """The elements of the operand that the contraction reads, in whichever of its branches."""
+        own = [access.relation.range() for access in self.update.reads if access.read == self.access.read]
+        return coalesced(reduce(isl.Set.union, own))
 
     def value(self, element: ir.Read) -> ir.Expr:
         """The element as the copy has it."""
@@ -334,12 +340,16 @@ class _Copy:
             return new if expr == replaced else expr
 
         space = Space(update.name, update.axes, self.scop.sizes)
-        domain, happens = update.domain, self.access.relation.domain()
-        if group is not None:
-            position = update.axes.index(group.axis)
-            domain, happens = (stretched(points, position, group.extent) for points in (domain, happens))
-        relation = space.access(self.name, subscripts).intersect_domain(happens)
-        reads = tuple(Access(new, relation) if a.read == old else a for a in update.reads)
+
+        def whole(points: isl.Set) -> isl.Set:
+            return points if group is None else stretched(points, update.axes.index(group.axis), group.extent)
+
+        def from_copy(access: Access) -> Access:
+            happens = whole(access.relation.domain())
+            return Access(new, space.access(self.name, subscripts).intersect_domain(happens))
+
+        domain = whole(update.domain)
+        reads = tuple(from_copy(a) if a.read == old else a for a in update.reads)
         written = [s for s in update.subscripts if isinstance(s, Affine)]
         write = update.write if group is None else space.access(update.array, written).intersect_domain(domain)
         return replace(update, domain=domain, value=visit(update.value), write=write, reads=reads)

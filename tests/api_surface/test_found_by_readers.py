@@ -361,3 +361,19 @@ def test_a_sum_that_is_infinite_is_checked() -> None:
     huge = np.full((1, 4), 3e38, np.float32)
     _, bounds = po.reference.evaluate_with_bounds(op.lower(huge).program, {"x": huge}, {})
     assert np.isinf(bounds[op.lower(huge).program.results[0]]).all(), "a partial sum may overflow"
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_operand_that_two_branches_read_is_copied_for_both() -> None:
+    @po.op
+    def op(x: f32[M, K], z: f32[M, K], w: f32[N, K]):
+        y = po.tensor("y")
+        y[i, j] += po.where(k < 5, x[i, k] * w[j, k], z[i, k] * w[j, k])
+        return y
+
+    for rows, columns, depth in ((64, 96, 40), (33, 200, 17)):
+        x, z, w = (RANDOM.integers(-3, 4, s).astype("f4") for s in ((rows, depth), (rows, depth), (columns, depth)))
+        chosen = np.where(np.arange(depth) < 5, x, z)
+        assert_array_equal(op(x, z, w), chosen @ w.T)
