@@ -17,6 +17,7 @@ from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine
 from polyopt.fusion import (
     cascade,
+    compared,
     device_sums,
     factors,
     joined,
@@ -59,14 +60,17 @@ class Rewritten:
 
 def plain(program: ir.Program, options: Options) -> Rewritten:
     """Folded and inlined, and nothing more."""
-    return _extracted(rewrites.rewrite(program, numerics=options.numerics), options)
+    program, kept = _separated(program, options)
+    return _extracted(rewrites.rewrite(program, numerics=options.numerics, kept=kept), options)
 
 
 def rewrite(program: ir.Program, options: Options) -> Rewritten:
     """The program that is worth a schedule on the options' target."""
+    program, kept = _separated(program, options)
     short = short_sums.decide(program)
     spare = GPU_OPS_PER_BYTE if options.is_on_gpu else 0
-    folded = rewrites.rewrite(short_sums.apply(program, short), numerics=options.numerics, ops_per_byte=spare)
+    short_program = short_sums.apply(program, short)
+    folded = rewrites.rewrite(short_program, numerics=options.numerics, ops_per_byte=spare, kept=kept)
     chained = _nested(folded, options)
     wide = _widened(chained.program, options)
     unfolded = _unfolded(wide.program, options)
@@ -74,6 +78,11 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     together = _joined(side.program, options)
     notes = (*map(str, short), *chained.notes, *wide.notes, *unfolded.notes, *side.notes, *together.notes)
     return _in_one_pass(together.program, options, notes) or _in_parts(together.program, options, notes)
+
+
+def _separated(program: ir.Program, options: Options) -> tuple[ir.Program, frozenset[str]]:
+    """Values that are compared with their extremum as tensors. Strict numerics compute them alike everywhere."""
+    return (program, frozenset()) if options.is_strict else compared.separate(program)
 
 
 def _nested(program: ir.Program, options: Options) -> nested.Nested:

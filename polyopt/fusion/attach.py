@@ -199,7 +199,7 @@ class _Attacher:
 
     def attached(self) -> tuple[Scop, tuple[tuple[str, Affine], ...]]:
         consumer = self.scop.statement(self.attachment.consumer)
-        coordinates = tuple(axis(name) // points for name, points in self.attachment.axes)
+        coordinates = tuple((axis(name) - self.first(name)) // points for name, points in self.attachment.axes)
         replaced: dict[str, Statement] = {consumer.name: self.redirected(consumer, coordinates)}
         tiles = self.tile_map(consumer, coordinates)
         existing = isl.Set.from_basic_set(tiles.intersect_domain(consumer.domain).range().simple_hull())
@@ -223,8 +223,13 @@ class _Attacher:
         counts = []
         for name, points in self.attachment.axes:
             high = consumer.domain.dim_max_val(consumer.axes.index(name))
-            counts.append(constant(int(high.to_python()) // points + 1))
+            counts.append(constant((int(high.to_python()) - self.first(name)) // points + 1))
         return replace(array, shape=(*counts, *array.shape))
+
+    def first(self, name: str) -> int:
+        """The point of a tiled axis that tiles are counted from: 0, or the first one where that is below."""
+        consumer = self.scop.statement(self.attachment.consumer)
+        return min(0, int(consumer.domain.dim_min_val(consumer.axes.index(name)).to_python()))
 
     def tile_map(self, statement: Statement, coordinates: Sequence[Affine]) -> isl.Map:
         """`{ S[x] -> [tile coordinates] }`"""

@@ -6,7 +6,7 @@ consumers where computing it again costs less than storing and loading it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -54,13 +54,16 @@ _CHEAP = 1
 _FUNCTION = 20
 
 
-def rewrite(program: ir.Program, *, numerics: str = "default", ops_per_byte: int = 0) -> ir.Program:
+def rewrite(
+    program: ir.Program, *, numerics: str = "default", ops_per_byte: int = 0, kept: Collection[str] = ()
+) -> ir.Program:
     """The program after all exact rewrites; resolved programs stay resolved.
 
+    kept:         tensors that stay tensors
     ops_per_byte: scalar operations in the time that memory takes for a byte, where threads have them to spare
     """
     folded = replace(program, equations=tuple(_map_values(e, fold) for e in program.equations))
-    inlined = drop_unused(inline(folded, ops_per_byte))
+    inlined = drop_unused(inline(folded, ops_per_byte, kept))
     return residues.split(inlined, fold, reorder=numerics != "strict")
 
 
@@ -152,10 +155,10 @@ def depends_on(program: ir.Program, tensors: Iterable[str], other: str) -> bool:
 # --- inlining -------------------------------------------------------------------------------------------------
 
 
-def inline(program: ir.Program, ops_per_byte: int = 0) -> ir.Program:
-    """Writes pointwise producers into their consumers, in order, where that pays."""
+def inline(program: ir.Program, ops_per_byte: int = 0, kept: Collection[str] = ()) -> ir.Program:
+    """Writes pointwise producers into their consumers, in order, where that pays; those of tensors kept apart stay."""
     for tensor in program.tensors:
-        producer = _pointwise(program, tensor)
+        producer = _pointwise(program, tensor) if tensor.name not in kept else None
         if producer is None or not _pays(program, producer, ops_per_byte):
             continue
         into = partial(_with, producer=producer)

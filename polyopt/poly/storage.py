@@ -19,11 +19,14 @@ from polyopt.poly.distance import DistanceTester
 from polyopt.poly.lifetimes import overwritten, raced, relations
 from polyopt.poly.order import Order
 from polyopt.poly.scop import Array, Scop
-from polyopt.poly.space import Space, affine_from_aff, coalesced
+from polyopt.poly.space import Space, affine_from_aff, coalesced, operation_budget
 from polyopt.poly.tree import Leaf, Loop, Tree, kinds, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 
 _IN, _OUT = isl.dim_type.in_, isl.dim_type.out
+
+FOLD_OPERATIONS = 100_000
+"""What isl may do to show that the planes of one array suffice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +177,13 @@ class _Planner:
             return held
         modulo = tuple(modulus if d == dimension else None for d in range(len(array.shape)))
         ordered = (d for d in own if d in self.dependences.ordered)
-        if overwritten(array.name, modulo, ordered, self.order) is not None:
-            return held
-        if raced(array.name, modulo, self.order) is not None:
+        try:
+            with operation_budget(FOLD_OPERATIONS):
+                if overwritten(array.name, modulo, ordered, self.order) is not None:
+                    return held
+                if raced(array.name, modulo, self.order) is not None:
+                    return held
+        except isl.Error:  # not decided in time: all planes are right too, and the loops stay as they are
             return held
         zero = constant(0)
         shape = tuple(constant(modulus) if d == dimension else e for d, e in enumerate(held.extent))

@@ -133,6 +133,32 @@ def test_the_position_of_a_computed_extremum_is_one_of_the_axis(numerics: Any) -
         assert_allclose(np.take_along_axis(values[1], w[:, None], 1)[:, 0], values[1].min(1), rtol=1e-4)
 
 
+@pytest.mark.parametrize("numerics", ["default", "fast"])
+def test_the_nearest_and_the_longest_row_are_rows(numerics: Any) -> None:
+    """Of sums whose two copies would be planned apart, and of a maximum of two sums."""
+
+    @po.op(numerics=numerics)
+    def rows(c: f64[N, K], w: f64[K]):
+        y, z = po.tensors("y z")
+        y[()] = po.argmin(po.sqrt(po.sum((c[j, k] - w[k]) ** 2, k)), j)
+        z[()] = po.argmax(po.sum(c[j, k] * c[j, k], k), j)
+        return y, z
+
+    @po.op(numerics=numerics)
+    def larger(x: f32[M, K], c: f32[N, K], w: f32[K]):
+        y = po.tensor("y")
+        y[i] = po.argmax(po.maximum(po.sum(x[i, k] * c[j, k], k), po.sum(c[j, m] * w[m], m)), j, where=j >= 1)
+        return y
+
+    for count, depth in ((33, 19), (400, 33)):
+        for _ in range(5):
+            c, w = RANDOM.standard_normal((count, depth)), RANDOM.standard_normal(depth)
+            assert tuple(map(int, rows(c, w))) == (((c - w) ** 2).sum(1).argmin(), (c * c).sum(1).argmax())
+    x, c, w = (RANDOM.standard_normal(s) for s in ((40, 19), (33, 19), (19,)))
+    found, values = larger(x.astype("f4"), c.astype("f4"), w.astype("f4")), np.maximum(x @ c.T, c @ w)
+    assert_allclose(np.take_along_axis(values, found[:, None], 1)[:, 0], values[:, 1:].max(1), rtol=1e-5)
+
+
 def test_a_sum_inside_a_position_is_computed_once() -> None:
     @po.op
     def near(x: f32[M, K], c: f32[N, K]):
@@ -148,7 +174,7 @@ def test_a_gpu_contracts_nothing_where_it_compares() -> None:
     @po.op
     def far(x: f32[M, N], y: f32[N]):
         v = po.tensor("v")
-        v[i] = po.argmax(y[j] * y[j] + x[i, j] * x[i, j], j)
+        v[i, j] = po.where(y[j] * y[j] + x[i, j] * x[i, j] >= y[j] * x[i, j], 1.0, 0.0)
         return v
 
     @po.op
@@ -377,3 +403,41 @@ def test_an_operand_that_two_branches_read_is_copied_for_both() -> None:
         x, z, w = (RANDOM.integers(-3, 4, s).astype("f4") for s in ((rows, depth), (rows, depth), (columns, depth)))
         chosen = np.where(np.arange(depth) < 5, x, z)
         assert_array_equal(op(x, z, w), chosen @ w.T)
+
+
+def test_windows_whose_axes_start_below_zero_keep_their_tiles() -> None:
+    @po.op
+    def op(x: f32[M, N]):
+        a, y = po.tensors("a y")
+        s, t = po.index("s", -5, M - 7), po.index("t", -9, N - 11)
+        a[i, j] = po.exp(x[i, j])
+        y[s + 5, t + 9] = a[s + 5, t + 9] + a[s + 6, t + 10] + a[s + 7, t + 11]
+        return y
+
+    x = RANDOM.standard_normal((1100, 1000), np.float32)
+    assert not op.lower(x).fallback
+    a = np.exp(x)
+    assert_allclose(op(x), a[:-2, :-2] + a[1:-1, 1:-1] + a[2:, 2:], rtol=1e-5)
+
+
+def test_an_array_whose_folding_is_not_decided_in_time_costs_no_other_plan() -> None:
+    """A lattice Boltzmann step: nine directions that stream by themselves."""
+
+    @po.op
+    def op(f0: f64[9, M]):
+        q, t = po.index("q", extent=9), po.index("t", extent=3)
+        f, rho, post = po.tensors("f rho post")
+        f[0, q, i] = f0[q, i]
+        rho[t, i] = po.sum(f[t, q, i], q)
+        for z in range(9):
+            post[t, z, i] = f[t, z, i] + 0.5 * (rho[t, i] / 9 - f[t, z, i])
+            f[t + 1, z, i] = post.wrap()[t, z, i - (z % 3 - 1)]
+        return f[3]
+
+    start = RANDOM.random((9, 6))
+    assert not op.lower(start).fallback
+    expected = start
+    for _ in range(3):
+        post = expected + 0.5 * (expected.sum(0) / 9 - expected)
+        expected = np.stack([np.roll(post[z], z % 3 - 1) for z in range(9)])
+    assert_allclose(op(start), expected)
