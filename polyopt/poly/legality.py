@@ -8,19 +8,21 @@ code that chose them. Claims:
   loop, and no dependence was forgotten;
 - two updates of one element never run at once, except as lanes or threads that are combined after the loop;
 - in folded or private storage no value is overwritten between its writing and its last reading;
-- every access stays inside its array, and every element that is needed was written, by one instance.
+- every access stays inside its array, every reference of a value is an access wherever its branches are taken, and
+  every element that is needed was written, by one instance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from functools import reduce
 
 import islpy as isl
 
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, And, Compare, axes_of, axis
-from polyopt.dsl.ir import Axis
+from polyopt.dsl.ir import Axis, Expr, Read, Where, children
 from polyopt.errors import LegalityError
 from polyopt.poly.dependence import Dependence, Dependences
 from polyopt.poly.lifetimes import overwritten, raced, relations
@@ -78,16 +80,34 @@ def prove(
     computed = [array for array in scop.arrays if array.role != "input"]
     for array in computed:
         prover.check_definitions(array)
+    for statement in scop.statements:
+        prover.check_references(statement)
     return Proof(
         (
             Claim("every instance runs once, at a date of its own", f"{len(scop.statements)} statements"),
             Claim("every value is made before it is used", f"{len(dependences.ordered)} dependences"),
             Claim("updates of one element never meet", f"{len(dependences.reductions)} reductions"),
             Claim("no stored value is overwritten while it is needed", f"{len(storage.buffers)} buffers"),
-            Claim("every access stays inside its array", f"{accesses} accesses"),
+            Claim("every access stays inside its array, and none is left out", f"{accesses} accesses"),
             Claim("every element that is needed was written, and once", f"{len(computed)} arrays"),
         )
     )
+
+
+def _references(expr: Expr, points: isl.Set, space: Space) -> Iterator[tuple[Read, isl.Set]]:
+    """Each read of single elements that an expression refers to, with the points at which its branches are taken."""
+    match expr:
+        case Where(condition, then, otherwise):
+            holds = space.condition(condition)
+            yield from _references(then, points & holds, space)
+            yield from _references(otherwise, points - holds, space)
+            return
+        case Read(subscripts=subscripts, boundary=None) if all(isinstance(s, Affine) for s in subscripts):
+            yield expr, points
+        case _:
+            pass
+    for child in children(expr):
+        yield from _references(child, points, space)
 
 
 @dataclass(slots=True, eq=False)
@@ -306,6 +326,23 @@ class _Prover:
                 yield statement.write.range()
         if array.role == "output":
             yield self.box(array.name)
+
+    def check_references(self, statement: Statement) -> None:
+        """What a value refers to is read, as dependences have it, at every point where it is referred to."""
+        accesses: dict[Read, list[isl.Set]] = {}
+        for access in statement.reads:
+            accesses.setdefault(access.read, []).append(access.relation.domain())
+        known = {read: reduce(isl.Set.union, own) for read, own in accesses.items()}
+        space = Space(statement.name, statement.axes, self.scop.sizes)
+        for read, points in _references(statement.value, statement.domain, space):
+            own = known.get(read, isl.Set.empty(points.get_space()))
+            left_out = points.intersect_params(self.scop.context) - own
+            if not left_out.is_empty():
+                raise LegalityError(
+                    f"a reference of '{statement.name}' to '{read.tensor}' is no access",
+                    why=f"at {sample(left_out)}",
+                    facts={"statement": statement.name, "array": read.tensor},
+                )
 
     def check_bounds(self, statement: Statement) -> int:
         """Every access of a statement stays in its array; gives the number of accesses."""

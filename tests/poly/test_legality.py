@@ -115,7 +115,7 @@ def test_a_plain_order_is_proved_and_the_ledger_counts_what_it_rests_on() -> Non
         "proved: every value is made before it is used (3 dependences)",
         "proved: updates of one element never meet (1 reductions)",
         "proved: no stored value is overwritten while it is needed (1 buffers)",
-        "proved: every access stays inside its array (6 accesses)",
+        "proved: every access stays inside its array, and none is left out (6 accesses)",
         "proved: every element that is needed was written, and once (2 arrays)",
     ]
     assert str(proof) == "\n".join(str(claim) for claim in proof.claims)
@@ -697,3 +697,32 @@ def test_a_symbolic_schedule_is_refused_with_the_sizes_for_which_it_fails() -> N
     backwards = with_loop(lowering.tree, loop.name, rows=tuple((name, -row) for name, row in loop.rows))
     source, target = pair(refused(lowering, tree=backwards))
     assert target["t"] == source["t"] + 1 < source["N"] == target["N"]
+
+
+# --- references -----------------------------------------------------------------------------------------------------
+
+
+@po.op
+def two_branches(x: f64[M], z: f64[M], w: f64[M]):
+    y = po.tensor("y")
+    y[i] = po.where(i < 3, x[i] * w[i], z[i] * w[i])
+    return y
+
+
+def test_an_access_that_is_left_out_or_happens_too_seldom_is_refused() -> None:
+    lowering = two_branches.lower(M=7)
+    (statement,) = lowering.scop.statements
+    prove(lowering)
+    for number, access in enumerate(statement.reads):
+        for reads in (
+            (*statement.reads[:number], *statement.reads[number + 1 :]),
+            tuple(
+                replace(a, relation=a.relation.intersect_domain(isl.Set("{ y[i] : i != 1 and i != 5 }")))
+                if a.read == access.read
+                else a
+                for a in statement.reads
+            ),
+        ):
+            scop = replace(lowering.scop, statements=(replace(statement, reads=reads),))
+            found = refused(lowering, scop=scop, dependences=lowering.dependences)
+            assert found.facts["array"] == access.read.tensor
