@@ -59,23 +59,39 @@ class CExpressions:
     def text(self, expr: Expr) -> str:
         return self.value(expr).text
 
-    def value(self, expr: Expr) -> Text:
+    def value(self, expr: Expr, *, is_data: bool = False) -> Text:
+        """is_data: what elements are made of, where integers may wrap; else subscripts and bounds, where none does"""
         match expr:
             case Const():
                 return constant(expr)
             case Var(name):
                 return Text(self._names.variables.get(name, name))
             case Cast(arg):
-                return cast(self.value(arg), arg.dtype, expr.dtype)
+                return cast(self.value(arg, is_data=is_data), arg.dtype, expr.dtype)
             case Load():
                 return self._load(expr)
             case Op():
-                operands = [self.value(arg) for arg in expr.args]
-                if is_index(expr):
+                operands = [self.value(arg, is_data=is_data) for arg in expr.args]
+                if is_index(expr) and not (is_data and self._may_wrap(expr)):
                     return _index_operation(expr, operands)
                 return operation(expr.name, expr.args[-1].dtype, operands)
             case _:
                 assert_never(expr)
+
+    def _may_wrap(self, expr: Expr) -> bool:
+        """Whether arithmetic of variables, as a value, may leave 64 bits; operands of a custom reduction are data."""
+        factor = 1
+        for node in walk_expr(expr):
+            if isinstance(node, Op) and (
+                node.name not in ("add", "sub", "mul", "neg")
+                or (node.name == "mul" and not any(isinstance(arg, Const) for arg in node.args))
+            ):
+                return True
+            if isinstance(node, Var) and node.name not in self._names.variables:
+                return True
+            if isinstance(node, Const):
+                factor *= max(1, abs(int(node.value)))
+        return factor >= 1 << 20
 
     # --- elements ------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from polyopt.codegen_c import c_helpers
 from polyopt.codegen_c.c_expressions import CExpressions, cast, from_stored, is_typed, pointer_type, to_stored
 from polyopt.codegen_c.c_helpers import helper_name, stored_type, value_type
 from polyopt.codegen_c.expressions import combine_of
-from polyopt.codegen_c.identifiers import identifiers, symbol_of
+from polyopt.codegen_c.identifiers import Identifiers, identifiers, symbol_of
 from polyopt.codegen_c.workspace import size_bytes
 from polyopt.dsl.ir import Reducer
 from polyopt.loops.ir import (
@@ -122,7 +122,8 @@ class _Printer:
 
     def _combine_function(self, reducer: Reducer) -> str:
         kind = value_type(reducer.dtype)
-        value = self._x.text(combine_of(reducer))
+        own = CExpressions(Identifiers({}, {}), {})  # its operands are called a and b, whatever else is
+        value = own.value(combine_of(reducer), is_data=True).text
         return f"static inline {kind} {self._combine_name(reducer)}({kind} a, {kind} b)\n{{\n    return {value};\n}}\n"
 
     def _combine_name(self, reducer: Reducer) -> str:
@@ -211,7 +212,7 @@ class _Printer:
     def _assignment(self, store: Store) -> str:
         buffer = self._buffers[store.buffer]
         element = self._x.element(store.buffer, store.indices)
-        value = self._x.value(store.value)
+        value = self._x.value(store.value, is_data=True)
         reducer = store.reducer
         if reducer is not None:
             dtype = reducer.dtype

@@ -48,14 +48,14 @@ class CudaExpressions(CExpressions):
         self.named: dict[Expr, str] = {}
         self.place: dict[str, Callable[[tuple[Expr, ...]], Text]] = {}
 
-    def value(self, expr: Expr) -> Text:
+    def value(self, expr: Expr, *, is_data: bool = False) -> Text:
         if self.named and expr in self.named:
             return Text(self.named[expr])
         if isinstance(expr, Op) and is_index(expr):
             special = self._index(expr)
             if special is not None:
                 return special
-        return super().value(expr)
+        return super().value(expr, is_data=is_data)
 
     def _index(self, expr: Op[Expr]) -> Text | None:
         """Index arithmetic that plain C says, where the operands are not negative; sums without parentheses."""

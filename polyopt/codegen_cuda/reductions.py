@@ -13,6 +13,7 @@ from polyopt.classes import dataclass
 from polyopt.codegen_c.c_expressions import Text
 from polyopt.codegen_c.c_helpers import value_type
 from polyopt.codegen_c.expressions import combine_of, neutral_number
+from polyopt.codegen_c.identifiers import Identifiers
 from polyopt.codegen_cuda.expressions import CudaExpressions
 from polyopt.dsl.ir import Const, Reducer
 from polyopt.errors import ScheduleError
@@ -39,7 +40,8 @@ class Reductions:
                 self.reducers.append(reducer)
             name = unused(f"combine_{self.reducers.index(reducer)}", self.names)
             kind = value_type(reducer.dtype)
-            text = x.text(combine_of(reducer))
+            own = type(x)(Identifiers({}, {}), {})  # its operands are called a and b, whatever else is
+            text = own.value(combine_of(reducer), is_data=True).text
             self.functions.setdefault(
                 name, f"static PO_DEVICE {kind} {name}({kind} a, {kind} b)\n{{\n    return {text};\n}}\n"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
 from pathlib import Path
@@ -192,3 +193,46 @@ def test_the_header_declares_the_function(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "int64_t kernel(float *y);" in header
+
+
+def compiled(op: po.Op, folder: Path, *args: Any) -> Any:
+    """The operator's printed C as a function on arrays, compiled with optimisations."""
+    source, library = folder / f"{op.__name__}.c", folder / f"{op.__name__}.so"
+    source.write_text(op.lower(*args).source("c"))
+    command = ["gcc", "-std=c11", "-O2", "-shared", "-fPIC", str(source), "-o", str(library), "-lm"]
+    subprocess.run(command, check=True, capture_output=True)
+    function = getattr(ctypes.CDLL(str(library)), op.__name__)
+    return lambda *arrays: function(*(ctypes.c_void_p(array.ctypes.data) for array in arrays))
+
+
+def test_values_of_index_arithmetic_wrap_in_c_as_in_the_library(tmp_path: Path) -> None:
+    """Signed overflow is undefined in C, and gcc makes use of it."""
+    own = po.index("own")
+
+    @po.op
+    def fifth_powers(x: i64[po.size("N")]):
+        power, sign = po.tensors("power sign")
+        power[own] = own * own * own * own * own + x[own] * 0
+        sign[own] = po.where(own * own * own * own * own < 0, 1, 2) + x[own] * 0
+        return power, sign
+
+    x = np.zeros(70_000, np.int64)
+    power, sign = np.empty_like(x), np.empty_like(x)
+    compiled(fifth_powers, tmp_path, x)(x, power, sign)
+    for found, expected in zip((power, sign), fifth_powers(x), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(power, np.arange(70_000) ** 5)
+
+
+def test_operands_of_a_custom_reduction_have_names_of_their_own(tmp_path: Path) -> None:
+    rows, columns, k = po.size("N"), po.size("M"), po.index("k")
+
+    @po.op
+    def largest(a: f64[rows, columns], b: f64[rows]):
+        y, own = po.tensor("y"), po.index("a")
+        y[own] = po.reduce(lambda p, q: po.maximum(p, q) + 0 * p, a[own, k], k, init=-9.0) + b[own]
+        return y
+
+    a, b, y = np.arange(20.0).reshape(4, 5), np.ones(4), np.empty(4)
+    compiled(largest, tmp_path, a, b)(a, b, y)
+    np.testing.assert_array_equal(y, a.max(1) + 1)
