@@ -381,8 +381,6 @@ class _Finder:
         """Whether a factor may multiply or divide a sum instead of its terms: a constant, or a sum of weights, which is
         at least 1. Of others, terms may overflow or be NaN where the sum does not and is not, and the other way."""
         match part:
-            case ir.Const(value):
-                return 1 / HARMLESS <= abs(value) <= HARMLESS
             case ir.Op("add" | "maximum", (inner, ir.Const(value))) | ir.Op(
                 "add" | "maximum", (ir.Const(value), inner)
             ):

@@ -79,30 +79,40 @@ class _Finder:
 
     def changed(self) -> ir.Equation:
         equation = self.equation
-        value = self.visit(equation.value, equation.all_axes, equation.guard, in_sum=equation.is_accumulation)
+        axes = equation.all_axes
+        names = frozenset(a.name for a in axes)
+        value = self.visit(equation.value, axes, equation.guard, names, in_sum=equation.is_accumulation)
         return replace(equation, value=value)
 
-    def visit(self, expr: ir.Expr, around: Sequence[ir.Axis], guard: Condition, *, in_sum: bool) -> ir.Expr:
+    def visit(
+        self, expr: ir.Expr, around: Sequence[ir.Axis], guard: Condition, repeated: frozenset[str], *, in_sum: bool
+    ) -> ir.Expr:
         """The expression with its factors read from temporaries.
 
-        around: the axes that it is computed for; guard: where
+        around: the axes that it stands in; guard: where; repeated: those of the axes that it is computed for, without
+        those that a reduction around it does not know, which then runs once for all of them
         """
         match expr:
             case ir.Reduce(body=body, axes=axes, guard=own):
-                inside = self.visit(body, (*around, *axes), conjunction(guard, own), in_sum=True)
+                if expr is not self.equation.value or self.equation.is_accumulation:
+                    repeated = frozenset().union(*(axes_of(affine) for affine in _affines(list(ir.walk(expr)))))
+                known = repeated | {a.name for a in axes}
+                inside = self.visit(body, (*around, *axes), conjunction(guard, own), known, in_sum=True)
                 return replace(expr, body=inside)
             case ir.Op() | ir.Cast() | ir.Where():
                 if in_sum:
-                    axes = self.axes_of_factor(expr, around, guard)
+                    axes = self.axes_of_factor(expr, around, guard, repeated)
                     if axes:
                         return self.temporary(expr, axes, around, guard)
                 if isinstance(expr, ir.Where):
                     return expr  # what is in a branch may not be computed where it is not taken
-                return ir.rebuild(expr, lambda child: self.visit(child, around, guard, in_sum=in_sum))
+                return ir.rebuild(expr, lambda child: self.visit(child, around, guard, repeated, in_sum=in_sum))
             case _:
                 return expr
 
-    def axes_of_factor(self, expr: ir.Expr, around: Sequence[ir.Axis], guard: Condition) -> tuple[ir.Axis, ...]:
+    def axes_of_factor(
+        self, expr: ir.Expr, around: Sequence[ir.Axis], guard: Condition, repeated: frozenset[str]
+    ) -> tuple[ir.Axis, ...]:
         """The axes of a temporary for the expression; empty where it is to stay."""
         nodes = list(ir.walk(expr))
         names = frozenset().union(*(axes_of(affine) for affine in _affines(nodes)))
@@ -116,7 +126,7 @@ class _Finder:
         )
         if not plain or not any(isinstance(node, ir.Op | ir.Where) for node in nodes):
             return ()
-        repeats = prod(_extent(a) for a in around if a.name not in names)
+        repeats = prod(_extent(a) for a in around if a.name in repeated - names)
         if repeats < 2 or not all(_starts_at_zero(by_name[name]) for name in names):
             return ()
         reads = [node for node in nodes if isinstance(node, ir.Read)]
