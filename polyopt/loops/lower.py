@@ -39,7 +39,7 @@ from polyopt.loops.placement import Placement
 from polyopt.loops.rename import rename
 from polyopt.loops.scan import NotAffine, affine_expr, as_affine, as_expr, operation
 from polyopt.poly.scop import Array, Scop, Statement
-from polyopt.poly.space import isl_errors, node_kind, operation_budget
+from polyopt.poly.space import node_kind
 from polyopt.poly.storage import Storage, StoragePlan
 from polyopt.poly.tree import Loop, Tree, as_schedule, loops
 
@@ -100,20 +100,21 @@ class Scanned:
 def ast(scop: Scop, tree: Tree) -> Scanned:
     """isl's AST of the tree; loops that become lanes or registers are generated without guards inside.
 
-    Of a statement with divisions in its domain, isl may lose iterations: such a one runs in loops over the domain
-    without divisions, under a guard. Raises `ScheduleError` where iterations are lost all the same.
+    Of a statement with divisions in its domain, isl may lose iterations: such a one, and one of which isl does not
+    tell in time, runs in loops over a hull of the domain, under a guard. Raises `ScheduleError` where iterations are
+    lost all the same.
     """
     root = _scanned(scop, tree)
     divided = {s.name: s.domain for s in scop.statements if not s.domain.remove_divs().is_equal(s.domain)}
-    wrong = _misread(scop, root, divided)
+    wrong = runs.misread(root, divided, scop.context)
     if not wrong:
         return Scanned(root, {})
-    _LOG.info("%s: isl's loops lose iterations of %s, which now run under guards", scop.name, ", ".join(wrong))
+    _LOG.info("%s: isl's loops may lose iterations of %s, which now run under guards", scop.name, ", ".join(wrong))
     wide = {name: _undivided(divided[name]) for name in wrong}
     root = _scanned(
         replace(scop, statements=tuple(_over(s, wide.get(s.name, s.domain)) for s in scop.statements)), tree
     )
-    if lost := _misread(scop, root, {**divided, **wide}):
+    if lost := runs.misread(root, {**divided, **wide}, scop.context):
         raise ScheduleError(f"isl's loops lose iterations of '{lost[0]}'", why=str(root))
     return Scanned(root, {name: _of_axes(divided[name].gist(wide[name])) for name in wrong})
 
@@ -127,19 +128,13 @@ def _scanned(scop: Scop, tree: Tree) -> isl.AstNode:
         return isl.AstBuild.from_context(scop.context).node_from_schedule(schedule)
 
 
-def _misread(scop: Scop, root: isl.AstNode, domains: Mapping[str, isl.Set]) -> list[str]:
-    """As `runs.misread`; a `ScheduleError` where isl takes too many operations to tell."""
-    with isl_errors(f"hold the loops of '{scop.name}' against its domains"), operation_budget():
-        return runs.misread(root, domains, scop.context)
-
-
 def _over(statement: Statement, domain: isl.Set) -> Statement:
     return replace(statement, domain=domain)
 
 
 def _undivided(domain: isl.Set) -> isl.Set:
-    """What holds the domain and has no divisions."""
-    wide = domain.remove_divs()
+    """A polyhedron that holds the domain."""
+    wide = isl.Set.from_basic_set(domain.remove_divs().simple_hull())
     return wide if wide.is_bounded() else isl.Set.from_basic_set(domain.polyhedral_hull())
 
 

@@ -17,6 +17,7 @@ import islpy as isl
 from polyopt.classes import dataclass
 from polyopt.errors import ScheduleError
 from polyopt.loops.scan import operation
+from polyopt.poly.space import operation_budget
 
 _OP, _NODE = isl.ast_expr_op_type, isl.ast_node_type
 _IF, _FOR = (getattr(_NODE, name) for name in ("if_", "for_"))  # isl's Python types leave these out
@@ -40,9 +41,13 @@ _JOINS = {_AND: isl.Set.intersect, _OP.and_then: isl.Set.intersect, _OR: isl.Set
 _QUOTIENTS, _REMAINDERS = (_OP.fdiv_q, _OP.pdiv_q, _OP.div), (_OP.pdiv_r, _OP.zdiv_r)
 _CHOICES = (_OP.cond, _OP.select)
 
+OPERATIONS = 100_000
+"""Of isl's, for one statement."""
+
 
 def misread(root: isl.AstNode, domains: Mapping[str, isl.Set], context: isl.Set) -> list[str]:
-    """The statements, of those with a domain given, that do not run exactly once for each instance.
+    """The statements, of those with a domain given, that do not run exactly once for each instance, or of which isl
+    does not tell in time.
 
     context: what is known of the sizes
     """
@@ -58,13 +63,14 @@ def misread(root: isl.AstNode, domains: Mapping[str, isl.Set], context: isl.Set)
 def _run_once(leaves: Sequence[_Leaf], domain: isl.Set) -> bool:
     """Whether the leaves of a statement run each instance of its domain once, and no other."""
     try:
-        maps = [leaf.instances(domain) for leaf in leaves]
-    except _Unknown:
+        with operation_budget(OPERATIONS):
+            maps = [leaf.instances(domain) for leaf in leaves]
+            ran = [instances.range() for instances in maps]
+            whole = reduce(isl.Set.union, ran, isl.Set.empty(domain.get_space()))
+            apart = all(one.is_disjoint(other) for one, other in combinations(ran, 2))
+            return apart and all(instances.is_injective() for instances in maps) and whole.is_equal(domain)
+    except (_Unknown, isl.Error):
         return False
-    ran = [instances.range() for instances in maps]
-    whole = reduce(isl.Set.union, ran, isl.Set.empty(domain.get_space()))
-    apart = all(one.is_disjoint(other) for one, other in combinations(ran, 2))
-    return apart and all(instances.is_injective() for instances in maps) and whole.is_equal(domain)
 
 
 class _Unknown(Exception):

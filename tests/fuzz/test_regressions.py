@@ -13,7 +13,7 @@ from polyopt.fuzz.arrays import draw
 from polyopt.fuzz.check import compare
 from polyopt.poly.space import Space
 from polyopt.poly.tree import loops
-from polyopt.target import preset
+from polyopt.target import host, preset
 
 M, N, K, T = po.sizes("M N K T")
 i, j, k = po.index("i", extent=M), po.index("j", extent=N), po.index("k", extent=K)
@@ -341,7 +341,7 @@ def test_indices_may_have_the_names_of_the_compilers_own() -> None:
     row, block, c = po.index("j_block", extent=M), po.index("i_block", extent=K), po.index("c", extent=K)
     near = po.index("near", extent=3)
 
-    @po.op
+    @po.op(target=replace(host(), l2_bytes=1 << 19))  # which holds no intermediate image
     def smoothed(x: po.f32[M, N]):
         along, z = po.tensors("along z")
         along[high, j] = po.sum(x.pad(0)[high, j + near - 1], near)
