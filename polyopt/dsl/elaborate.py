@@ -17,7 +17,7 @@ from polyopt.dsl.affine import Affine
 from polyopt.dsl.constants import constant
 from polyopt.dsl.expr import AffineSize, Element, Expr, Index, Size, free_indices, source_text, walk
 from polyopt.dsl.lower_reductions import accumulated, as_axis, lower_reduction, unguarded
-from polyopt.dsl.recognise import Scope, is_data
+from polyopt.dsl.recognise import Scope, is_data, ranges_in
 from polyopt.dsl.state import Definition, Handle, State
 from polyopt.dsl.types import UNKNOWN, WEAK_BOOL, WEAK_INT, Type, Unknown, WeakType, concrete, join
 from polyopt.dsl.values import Builder, Names
@@ -348,15 +348,33 @@ def _equation(
     return ir.Equation(
         name=tensor.name,
         tensor=tensor.name,
-        axes=tuple(as_axis(index, scope) for index in left),
+        axes=_axes(definition, left, scope),
         subscripts=tuple(build.subscript(s, scope, tensor) for s in definition.subscripts),
         value=node,
         guard=guard,
         reducer=reducer,
-        reduce_axes=tuple(as_axis(index, scope) for index in others),
+        reduce_axes=_axes(definition, others, scope),
         span=definition.span,
         is_whole=definition.is_whole,
     )
+
+
+def _axes(definition: Definition, indices: Sequence[Index], scope: Scope) -> tuple[ir.Axis, ...]:
+    """The axes of indices that an equation binds. Raises `DefinitionError` where ops mean different ranges."""
+    meanings = ranges_in((*definition.subscripts, definition.value), definition.sizes)
+    found = []
+    for index in indices:
+        axes = [as_axis(index, scope, sizes) for sizes in meanings[index]]
+        if any(axis != axes[0] for axis in axes):
+            raise DefinitionError(
+                f"index '{index.name}' has two ranges in the definition of '{definition.tensor.name}'",
+                where=definition.span,
+                why="Its range is in sizes that mean other extents in the op that is called.",
+                fix=f"pass '{index.name}' to the op, or give the two ops indices of their own.",
+                facts={"index": index.name},
+            )
+        found.append(axes[0])
+    return tuple(found)
 
 
 _MOST_OPERATIONS = 50_000

@@ -302,6 +302,13 @@ class InScope(Expr):
         return (self.body,)
 
 
+def in_scope(expr: Expr, sizes: Mapping[str, Affine]) -> Expr:
+    """The expression with its sizes as another op means them; a `when` stays the whole right side."""
+    if isinstance(expr, Guarded):
+        return Guarded(InScope(expr.condition, sizes), in_scope(expr.value, sizes))
+    return InScope(expr, sizes)
+
+
 def try_expr(value: object) -> Expr | None:
     """The value as an expression: expressions, tensors of rank 0 and numbers; None for anything else."""
     if isinstance(value, Expr):

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine, AxisRef
-from polyopt.dsl.expr import Choice, Element, Expr, Guarded, Index, Reduction, walk
-from polyopt.dsl.recognise import NotAffine, Scope, affine_of, extent_of, try_condition
+from polyopt.dsl.expr import Choice, Element, Expr, Guarded, Index, InScope, Reduction, walk
+from polyopt.dsl.recognise import NotAffine, Scope, affine_of, extent_of, range_sizes, ranges_in, try_condition
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Definition, Handle, State
 from polyopt.errors import DefinitionError, Span
@@ -27,7 +27,7 @@ def known_extents(tensor: Handle, *, only_one: bool = False) -> Extents:
 
     What it says of a local tensor must stay true (`check_used`). only_one: the caller asks which extents are 1
     """
-    extents = _extents(tensor, frozenset())
+    extents = _extents(tensor, _Search(tensor.state))
     if tensor.dims is None and tensor.definitions:
         kept = tuple(extent if extent == ONE or not only_one else None for extent in extents)
         if any(extent is not None for extent in kept):
@@ -40,7 +40,7 @@ def check_used(state: State) -> None:
     last: dict[Handle, Extents] = {}
     for tensor, used, span in state.used_extents:
         if tensor not in last:
-            last[tensor] = _extents(tensor, frozenset())
+            last[tensor] = _extents(tensor, _Search(tensor.state))
         for dimension, (before, after) in enumerate(zip(used, last[tensor], strict=True)):
             if before is not None and before != after:
                 raise DefinitionError(
@@ -57,12 +57,79 @@ def _place(span: Span | None) -> str:
     return "" if span is None else f" at line {span.line}"
 
 
-def _extents(tensor: Handle, busy: frozenset[Handle]) -> Extents:
+class _Found:
+    """Extents of a tensor, and what they hold for: `met` may not be in the middle of being found, `cuts` must be; since
+    definition `until` of the trace none of `met` or `cuts` was defined further."""
+
+    __slots__ = ("cuts", "extents", "met", "until")
+
+    def __init__(self, extents: Extents, met: set[Handle], cuts: set[Handle], until: int) -> None:
+        self.extents, self.met, self.cuts, self.until = extents, met, cuts, until
+
+
+class _Search:
+    """The tensors whose extents are being found, outermost first, with those met and those left out inside of each.
+
+    A tensor that is read by many is looked at once: a chain of tensors, each of which reads the one before twice, would
+    else take twice as long for each.
+    """
+
+    __slots__ = ("_cuts", "_met", "_state", "busy")
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.busy: set[Handle] = set()
+        self._met: list[set[Handle]] = [set()]
+        self._cuts: list[set[Handle]] = [set()]
+
+    def left_out(self, tensor: Handle) -> None:
+        self._cuts[-1].add(tensor)
+
+    def of(self, tensor: Handle) -> Extents:
+        found = self._recalled(tensor)
+        if found is None:
+            self.busy.add(tensor)
+            self._met.append({tensor})
+            self._cuts.append(set())
+            try:
+                extents = _local_extents(tensor, self)
+            finally:
+                self.busy.remove(tensor)
+                met, cuts = self._met.pop(), self._cuts.pop() - {tensor}
+            found = _Found(extents, met, cuts, len(self._state.definitions))
+            self._state.found_extents.setdefault(tensor, []).append(found)
+        self._met[-1] |= found.met
+        self._cuts[-1] |= found.cuts
+        return found.extents
+
+    def _recalled(self, tensor: Handle) -> _Found | None:
+        known: list[_Found] | None = self._state.found_extents.get(tensor)
+        if known is None:
+            return None
+        written = self._state.definitions
+        for found in known:
+            if any(d.tensor in found.met or d.tensor in found.cuts for d in written[found.until :]):
+                continue
+            found.until = len(written)
+            if found.cuts <= self.busy and not found.met & self.busy:
+                return found
+        known[:] = [found for found in known if found.until == len(written)]
+        return None
+
+
+def _extents(tensor: Handle, search: _Search) -> Extents:
     if tensor.dims is not None:
         return tensor.dims
-    if tensor.rank is None or tensor in busy:
+    if tensor in search.busy:
+        search.left_out(tensor)
         return (None,) * (tensor.rank or 0)
-    found = [_definition_extents(d, busy | {tensor}) for d in tensor.definitions]
+    return search.of(tensor)
+
+
+def _local_extents(tensor: Handle, search: _Search) -> Extents:
+    if tensor.rank is None:
+        return ()
+    found = [_definition_extents(d, search) for d in tensor.definitions]
     if not found:
         return (None,) * tensor.rank
     return tuple(_counted(_pick(list(column), greatest=True)) for column in zip(*found, strict=True))
@@ -81,7 +148,8 @@ def index_extent(body: Expr, index: Index, scope: Scope) -> Affine | None:
     of a tensor with `shape=`, with one extent.
     """
     if index.upper is not None and index.lower is not None and index.cap is None:
-        lower, upper = (extent_of(bound, scope.sizes, "an extent") for bound in (index.lower, index.upper))
+        sizes = range_sizes(index, scope.sizes)
+        lower, upper = (extent_of(bound, sizes, "an extent") for bound in (index.lower, index.upper))
         return _counted(upper - lower)
     extents: set[Affine | None] = set()
     for node in walk(body):
@@ -96,11 +164,11 @@ def index_extent(body: Expr, index: Index, scope: Scope) -> Affine | None:
     return extents.pop() if len(extents) == 1 else None
 
 
-def _definition_extents(definition: Definition, busy: frozenset[Handle]) -> Extents:
+def _definition_extents(definition: Definition, search: _Search) -> Extents:
     """One more than the greatest value of each subscript of the left side."""
     if isinstance(definition.value, Guarded):
         return (None,) * len(definition.subscripts)
-    ranges = _Ranges.of(definition, busy)
+    ranges = _Ranges.of(definition, search)
     greatest = [ranges.greatest(_affine(s, ranges.scope)) for s in definition.subscripts]
     return tuple(None if value is None else value + 1 for value in greatest)
 
@@ -121,23 +189,22 @@ class _Ranges:
     upper: Mapping[str, Affine | None]
 
     @staticmethod
-    def of(definition: Definition, busy: frozenset[Handle]) -> _Ranges:
+    def of(definition: Definition, search: _Search) -> _Ranges:
         nodes = [node for root in (*definition.subscripts, definition.value) for node in walk(root)]
         indices = tuple(dict.fromkeys(node for node in nodes if isinstance(node, Index)))
         indices += tuple(
             i for node in nodes if isinstance(node, Reduction) for i in node.indices if i not in set(indices)
         )
         scope = Scope({index: f"axis{n}" for n, index in enumerate(dict.fromkeys(indices))}, definition.sizes, {})
-        constraints = list(_constraints(definition, scope, busy))
+        constraints = list(_constraints(definition, scope, search))
         guarded = any(isinstance(node, Choice | Guarded) or _has_where(node) for node in nodes)
-        fixed = _explicit(scope, definition.sizes, upper=True)
+        sizes = ranges_in((*definition.subscripts, definition.value), definition.sizes)
+        fixed = _explicit(scope, sizes, upper=True)
         given = _extents_alone(constraint for constraint in constraints if constraint.is_given)
         inferred = _extents_alone(constraint for constraint in constraints if not constraint.is_given)
         alone = {name: _pick(extents, greatest=False) for name, extents in (inferred | given).items()}
         alone |= fixed | {scope.axes[i]: None for i in _bound_again(definition, nodes) if scope.axes[i] not in fixed}
-        lower = {name: af.constant(0) for name in scope.axes.values()} | _known(
-            _explicit(scope, definition.sizes, upper=False)
-        )
+        lower = {name: af.constant(0) for name in scope.axes.values()} | _known(_explicit(scope, sizes, upper=False))
         first = _Ranges(scope, lower, alone)
         bounding = [c for c in constraints if c.is_plain and c.extent is not None and not first._holds(c)]
         narrowed = first._narrowed(bounding, fixed)
@@ -230,19 +297,20 @@ def _extents_alone(constraints: Iterable[_Constraint]) -> dict[str, list[Affine 
     return found
 
 
-def _guarded_reads(root: Expr, scope: Scope) -> Iterator[tuple[Element, Mapping[str, Affine]]]:
-    """Each element that is read, with the ends of axes that the conditions around it give."""
-    pending: list[tuple[Expr, Mapping[str, Affine]]] = [(root, {})]
+def _guarded_reads(root: Expr, scope: Scope) -> Iterator[tuple[Element, Mapping[str, Affine], Scope]]:
+    """Each element that is read, the ends of axes that the conditions around it give, and what sizes mean there."""
+    pending: list[tuple[Expr, Mapping[str, Affine], Scope]] = [(root, {}, scope)]
     while pending:
-        node, uppers = pending.pop()
+        node, uppers, here = pending.pop()
         if isinstance(node, Element):
-            yield node, uppers
+            yield node, uppers, here
         if isinstance(node, Choice):
-            condition = try_condition(node.condition, scope)
+            condition = try_condition(node.condition, here)
             then = uppers if condition is None else {**uppers, **_ends(condition)}
-            pending += [(node.condition, uppers), (node.then, then), (node.otherwise, uppers)]
+            pending += [(node.condition, uppers, here), (node.then, then, here), (node.otherwise, uppers, here)]
         else:
-            pending.extend((child, uppers) for child in node.children())
+            here = here.of_sizes(node.sizes) if isinstance(node, InScope) else here
+            pending.extend((child, uppers, here) for child in node.children())
 
 
 def _ends(condition: af.Condition) -> dict[str, Affine]:
@@ -269,19 +337,19 @@ def _bound_again(definition: Definition, nodes: Sequence[Expr]) -> frozenset[Ind
     return frozenset(index for node in nodes if isinstance(node, Reduction) for index in node.indices if index in left)
 
 
-def _constraints(definition: Definition, scope: Scope, busy: frozenset[Handle]) -> Iterator[_Constraint]:
+def _constraints(definition: Definition, scope: Scope, search: _Search) -> Iterator[_Constraint]:
     """Each affine subscript of a tensor that is not being defined here."""
     roots = (*definition.subscripts, definition.value)
     found = [read for root in roots for read in _guarded_reads(root, scope)]
-    reads = [(n.tensor, n.subscripts, n.boundary is None, uppers) for n, uppers in found]
+    reads = [(n.tensor, n.subscripts, n.boundary is None, uppers, here) for n, uppers, here in found]
     if definition.tensor.dims is not None:
-        reads.append((definition.tensor, definition.subscripts, True, {}))
-    for tensor, subscripts, plain, uppers in reads:
-        if tensor in busy and tensor.dims is None:
+        reads.append((definition.tensor, definition.subscripts, True, {}, scope))
+    for tensor, subscripts, plain, uppers, here in reads:
+        extents = _extents(tensor, search)
+        if tensor in search.busy and tensor.dims is None:
             continue
-        extents = _extents(tensor, busy)
         for subscript, extent in zip(subscripts, extents, strict=False):
-            affine = _affine(subscript, scope)
+            affine = _affine(subscript, here)
             if affine is not None:
                 yield _Constraint(affine, extent, plain, tensor.dims is not None, uppers)
 
@@ -295,13 +363,15 @@ def _alone(subscript: Affine) -> str | None:
             return None
 
 
-def _explicit(scope: Scope, sizes: Mapping[str, Affine], *, upper: bool) -> dict[str, Affine | None]:
+def _explicit(
+    scope: Scope, sizes: Mapping[Index, tuple[Mapping[str, Affine], ...]], *, upper: bool
+) -> dict[str, Affine | None]:
     found: dict[str, Affine | None] = {}
     for index, name in scope.axes.items():
         bound = index.upper if upper else index.lower
         if bound is not None:
             is_plain = index.cap is None or not upper
-            found[name] = extent_of(bound, sizes, f"the range of index '{index.name}'") if is_plain else None
+            found[name] = extent_of(bound, sizes[index][0], f"the range of index '{index.name}'") if is_plain else None
     return found
 
 
@@ -314,10 +384,18 @@ def _has_where(node: object) -> bool:
 
 
 def _pick(values: list[Affine | None], *, greatest: bool) -> Affine | None:
-    """The greatest or least of values whose differences are numbers; None where one is unknown or not comparable."""
+    """The greatest or least of values whose differences are numbers, or for the greatest have one sign for all sizes;
+    None where one is unknown or not comparable."""
     best = values[0]
     for value in values[1:]:
-        if best is None or value is None or not (value - best).is_constant:
+        if best is None or value is None:
+            return None
+        if greatest and af.is_nonnegative(value - best):
+            best = value
+            continue
+        if greatest and af.is_nonnegative(best - value):
+            continue
+        if not (value - best).is_constant:
             return None
         difference = (value - best).constant
         if difference > 0 if greatest else difference < 0:

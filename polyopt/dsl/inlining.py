@@ -8,6 +8,8 @@ beyond that is asked of the sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -20,10 +22,10 @@ from polyopt.dsl.expr import (
     Element,
     Expr,
     Index,
-    InScope,
     Passed,
     Size,
     free_indices,
+    in_scope,
     source_text,
     try_expr,
     walk,
@@ -38,6 +40,7 @@ from polyopt.dsl.recognise import (
     affine_of,
     fold,
     is_data,
+    range_sizes,
     refusal,
     size_scope,
 )
@@ -83,6 +86,8 @@ def inline(
     given = _given(signature, args, kwargs)
     arguments = {p.name: _argument_here(call, p, given) for p in signature.parameters}
     sizes = _solved(call, arguments)
+    for index in _indices_in(tuple(given.values())):
+        sizes.given[index] = range_sizes(index, call.sizes)
     state.sizes = sizes
     try:
         positional = [
@@ -121,7 +126,7 @@ def _returned(leaf: Any, sizes: Mapping[str, Affine], signature: Signature) -> A
             where=signature.span,
             fix="return the tensor, or a tuple or dict of tensors.",
         )
-    return InScope(expr, sizes)
+    return in_scope(expr, sizes)
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------
@@ -164,6 +169,8 @@ def _for_callee(value: Any, sizes: Mapping[str, Affine]) -> Any:
     """A value in which sizes, those inside of containers too, keep the caller's meaning in another op."""
     if isinstance(value, Expr):
         return _expr_for_callee(value, sizes)
+    if type(value) is FunctionType:
+        return _function_for_callee(value, sizes)
     if isinstance(value, slice):
         return slice(*(_for_callee(part, sizes) for part in (value.start, value.stop, value.step)))
     if type(value) is dict:
@@ -175,16 +182,45 @@ def _for_callee(value: Any, sizes: Mapping[str, Affine]) -> Any:
     return value
 
 
+def _function_for_callee(function: Callable[..., Any], sizes: Mapping[str, Affine]) -> Callable[..., Any]:
+    """A function that the caller wrote: sizes in it are the caller's, wherever it is called."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        state = require("calling a function of the caller")
+        here = state.sizes
+        given, named = _for_callee(args, here), {name: _for_callee(value, here) for name, value in kwargs.items()}
+        state.sizes = sizes
+        try:
+            return _for_callee(function(*given, **named), sizes)
+        finally:
+            state.sizes = here
+
+    return call
+
+
 def _expr_for_callee(expr: Expr, sizes: Mapping[str, Affine]) -> Any:
     if isinstance(expr, Index):
-        bounds = [None if bound is None else InScope(bound, sizes) for bound in (expr.lower, expr.upper, expr.cap)]
-        return Index(expr.name, bounds[0], bounds[1], cap=bounds[2]) if any(map(_has_sizes, bounds)) else expr
+        return expr
     if not _has_sizes(expr) or is_data(expr) or free_indices(expr):
-        return InScope(expr, sizes)
+        return in_scope(expr, sizes)
     try:
         return as_size(affine_of(expr, size_scope(sizes)))
     except NotAffine:
-        return InScope(expr, sizes)
+        return in_scope(expr, sizes)
+
+
+def _indices_in(value: Any) -> Iterator[Index]:
+    """The indices among what is given, those inside of containers too."""
+    if isinstance(value, Index):
+        yield value
+    elif isinstance(value, slice):
+        yield from _indices_in((value.start, value.stop, value.step))
+    elif isinstance(value, dict):
+        yield from _indices_in((*value, *value.values()))
+    elif isinstance(value, tuple | list | set | frozenset):
+        for part in value:
+            yield from _indices_in(part)
 
 
 def _has_sizes(expr: Expr | None) -> bool:
@@ -203,6 +239,12 @@ def _constant(call: _Call, parameter: Parameter, value: Any) -> object:
             fix="give the sizes as numbers (leave them out of dynamic=), or annotate the parameter with a dtype.",
             facts={"parameter": parameter.name},
         )
+    if isinstance(value, Expr) and not is_data(value) and not free_indices(value):
+        try:
+            affine_of(value, size_scope(call.sizes))
+        except NotAffine as problem:
+            if problem.needs_sizes:
+                raise refusal(problem, f"parameter '{parameter.name}' is known when the op is compiled") from None
     return checked_constant(parameter, value)
 
 
@@ -227,8 +269,10 @@ def _tensor(call: _Call, parameter: Parameter, tensor: Handle) -> Any:
             facts={"parameter": parameter.name, "rank": tensor.rank},
         )
     assert parameter.dtype is not None, "a typed parameter has a dtype"
+    if parameter.kind == "scalar":
+        return Passed(Element(tensor, ()), parameter.dtype, parameter.name, is_exact=False)
     call.state.dtypes_due.append((tensor, parameter.dtype, parameter.name, call.span))
-    return Element(tensor, ()) if parameter.kind == "scalar" else tensor
+    return tensor
 
 
 def _single(call: _Call, parameter: Parameter, expr: Expr) -> Handle:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, assert_never
+
+import numpy as np
 
 from polyopt.dsl import affine as af
 from polyopt.dsl import ir
+from polyopt.dsl.affine import Affine
+from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.constants import Typed, constant
 from polyopt.dsl.expr import Expr, Guarded, Index, Reduction
 from polyopt.dsl.expr import Literal as Number
 from polyopt.dsl.extents import index_extent
 from polyopt.dsl.integers import integer_range
-from polyopt.dsl.recognise import NotAffine, Scope, condition_of, extent_of, refusal, split_condition
+from polyopt.dsl.recognise import NotAffine, Scope, condition_of, extent_of, range_sizes, refusal, split_condition
 from polyopt.dsl.types import UNKNOWN, Unknown, WeakType, concrete, join
 from polyopt.dsl.values import Builder, Reads
-from polyopt.dtypes import DType, accumulator, bool_, f64, i64, promote
+from polyopt.dtypes import DType, accumulator, bool_, converted, f64, i64, promote
 from polyopt.errors import DefinitionError, DTypeError
 
 ReducerName = Literal["sum", "prod", "max", "min", "any", "all", "custom"]
@@ -86,14 +90,15 @@ def unguarded(expr: Expr, scope: Scope) -> tuple[Expr, af.Condition]:
     return expr, condition
 
 
-def as_axis(index: Index, scope: Scope) -> ir.Axis:
-    """The axis of an index, with its explicit range if it has one."""
+def as_axis(index: Index, scope: Scope, sizes: Mapping[str, Affine] | None = None) -> ir.Axis:
+    """The axis of an index, with its explicit range if it has one. sizes: what those in its range mean"""
+    sizes = range_sizes(index, scope.sizes) if sizes is None else sizes
     starts = [index.lower] if index.lower is not None else []
     ends = [end for end in (index.upper, index.cap) if end is not None]
     return ir.Axis(
         scope.axes[index],
-        tuple(extent_of(start, scope.sizes, f"the start of index '{index.name}'") for start in starts),
-        tuple(extent_of(end, scope.sizes, f"the end of index '{index.name}'") for end in ends),
+        tuple(extent_of(start, sizes, f"the start of index '{index.name}'") for start in starts),
+        tuple(extent_of(end, sizes, f"the end of index '{index.name}'") for end in ends),
     )
 
 
@@ -325,10 +330,37 @@ def _custom(build: Builder, expr: Reduction, points: _Points, reads: Reads | Non
         )
     if points.data is not None and neutral is None:
         raise _empty_data(expr)
+    if points.data is not None and neutral is not None and not _is_kept(combine, neutral):
+        raise DefinitionError(
+            "init= of po.reduce must be its neutral element where data chooses the points",
+            where=expr.span,
+            why=f"It stands for each point left out, and {neutral.value} combined with itself is another value.",
+            fix="give the neutral element as init=, and combine anything else with the result afterwards.",
+        )
     value = build.convert(natural, dtype, expr.span)
     body = value if neutral is None else points.kept(value, neutral)
     known = not isinstance(type_, Unknown)
     return Typed(points.reduce("custom", body, neutral, combine), dtype if known else UNKNOWN)
+
+
+def _is_kept(combine: ir.Combine, start: ir.Const) -> bool:
+    """Whether the start combined with itself is the start: then it may be combined any number of times."""
+
+    def value(node: ir.Combine) -> np.ndarray:
+        match node:
+            case ir.Const(number, dtype):
+                return np.asarray(number).astype(dtype.numpy)
+            case ir.Var():
+                return value(start)
+            case ir.Op(name, args, dtype):
+                return np.asarray(BUILTINS[name].numpy(*map(value, args))).astype(dtype.numpy)
+            case ir.Cast(arg, dtype):
+                return converted(value(arg), dtype)
+            case _:
+                assert_never(node)
+
+    with np.errstate(all="ignore"):
+        return bool(np.array_equal(value(combine), value(start), equal_nan=start.dtype.is_float))
 
 
 def _combine(build: Builder, expr: Expr, dtype: DType, scope: Scope) -> tuple[DType, ir.Combine]:

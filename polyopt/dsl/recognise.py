@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -14,15 +14,19 @@ from polyopt.dsl.affine import Affine, Condition
 from polyopt.dsl.expr import (
     AffineSize,
     Call,
+    Convert,
     Element,
     Expr,
     Index,
     InScope,
+    Passed,
+    Reduction,
     Size,
     source_text,
     walk,
 )
 from polyopt.dsl.expr import Literal as Number
+from polyopt.dtypes import i64
 from polyopt.errors import DefinitionError, ShapeError, Span
 
 COMPARISONS: Mapping[str, Literal["==", "!=", ">=", ">", "<=", "<"]] = {
@@ -40,11 +44,47 @@ class NeedsSizes(DefinitionError):
 
 
 class InnerSizes(dict[str, Affine]):
-    """What the names of sizes mean in an inlined op: no other name is a size there."""
+    """What the names of sizes mean in an inlined op: no other name is a size there.
+
+    given: indices that the caller passed, with what the sizes in their ranges mean
+    """
 
     def __init__(self, op: str) -> None:
         super().__init__()
         self.op = op
+        self.given: dict[Index, Mapping[str, Affine]] = {}
+
+
+def range_sizes(index: Index, sizes: Mapping[str, Affine]) -> Mapping[str, Affine]:
+    """What sizes in the range of an index mean at a place where they mean `sizes`: the same wherever it is passed."""
+    return sizes.given.get(index, sizes) if isinstance(sizes, InnerSizes) else sizes
+
+
+def ranges_in(roots: Iterable[Expr], sizes: Mapping[str, Affine]) -> dict[Index, tuple[Mapping[str, Affine], ...]]:
+    """What sizes in the range of each index mean where it occurs free, or else at the reductions over it."""
+    free: dict[Index, dict[int, Mapping[str, Affine]]] = {}
+    bound: dict[Index, dict[int, Mapping[str, Affine]]] = {}
+    seen: set[tuple[Expr, int, frozenset[Index]]] = set()
+    stack: list[tuple[Expr, Mapping[str, Affine], frozenset[Index]]]
+    stack = [(root, sizes, frozenset()) for root in reversed(list(roots))]
+    while stack:
+        node, here, inside = stack.pop()
+        if (node, id(here), inside) in seen:
+            continue
+        seen.add((node, id(here), inside))
+        if isinstance(node, Index) and node not in inside:
+            meant = range_sizes(node, here)
+            free.setdefault(node, {})[id(meant)] = meant
+        inner = inside
+        if isinstance(node, Reduction):
+            inner = inside | frozenset(node.indices)
+            for index in node.indices:
+                meant = range_sizes(index, here)
+                bound.setdefault(index, {})[id(meant)] = meant
+        outer = node.init if isinstance(node, Reduction) else None
+        here = node.sizes if isinstance(node, InScope) else here
+        stack.extend((child, here, inside if child is outer else inner) for child in reversed(node.children()))
+    return {index: tuple(meanings.values()) for index, meanings in {**bound, **free}.items()}
 
 
 class NotAffine(Exception):
@@ -93,6 +133,8 @@ def affine_of(expr: Expr, scope: Scope) -> Affine:
             return affine
         case InScope(body=body, sizes=sizes):
             return affine_of(body, scope.of_sizes(sizes))
+        case Passed(arg=arg, dtype=dtype) if dtype == i64 or (dtype.is_integer and isinstance(arg, Number)):
+            return affine_of(arg, scope)
         case Call(name=name, args=args):
             return _affine_call(expr, name, args, scope)
         case Number():
@@ -243,8 +285,8 @@ def fold(condition: Condition) -> Condition:
 
 
 def is_data(expr: Expr) -> bool:
-    """Whether the expression reads a tensor or a run-time scalar."""
-    return any(isinstance(node, Element) for node in walk(expr))
+    """Whether the expression reads a tensor or a run-time scalar, or is computed by a cast."""
+    return any(isinstance(node, Element | Convert) for node in walk(expr))
 
 
 def extent_of(expr: Expr, sizes: Mapping[str, Affine], what: str) -> Affine:

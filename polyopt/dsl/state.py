@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import field
-from typing import Literal
+from typing import Any, Literal
 
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, Condition
@@ -87,6 +87,7 @@ class State:
     agreements: what they ask of extents that are not known yet
     dtypes_due: tensors handed to inlined ops whose parameter fixes a dtype
     used_extents: extents of local tensors that equations were written with, and where
+    found_extents: what `extents` has found so far
     """
 
     name: str
@@ -98,6 +99,7 @@ class State:
     agreements: list[Agreement] = field(default_factory=list)
     dtypes_due: list[tuple[Handle, DType, str, Span | None]] = field(default_factory=list)
     used_extents: list[tuple[Handle, tuple[Affine | None, ...], Span | None]] = field(default_factory=list)
+    found_extents: dict[Handle, list[Any]] = field(default_factory=dict)
     depth: int = 0
 
     def new_tensor(

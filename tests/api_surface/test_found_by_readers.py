@@ -441,3 +441,258 @@ def test_an_array_whose_folding_is_not_decided_in_time_costs_no_other_plan() -> 
         post = expected + 0.5 * (expected.sum(0) / 9 - expected)
         expected = np.stack([np.roll(post[z], z % 3 - 1) for z in range(9)])
     assert_allclose(op(start), expected)
+
+
+# --- ops in ops -----------------------------------------------------------------------------------------------------
+
+t = po.index("t", N)
+X, Y, Z = np.arange(1.0, 5), np.array([1.0, 10, 100, 1000]), np.array([7.0, 7.0])
+
+
+@po.op
+def dotted(e, b: f64[N], at):
+    s = po.tensor("s")
+    s[()] += e * b[at]
+    return s
+
+
+@po.op
+def paired(b: f64[N], c: f64[N], p, q):
+    s = po.tensor("s")
+    s[()] += b[p] * c[q]
+    return s
+
+
+@po.op
+def total(e, z: f64[N]):
+    s = po.tensor("s")
+    s[()] += e
+    return s
+
+
+@po.op
+def element(z: f64[N], at):
+    return z[at]
+
+
+def test_an_index_with_a_range_is_one_index_in_both_ops() -> None:
+    @po.op
+    def beside(x: f64[N], y: f64[N]):
+        return dotted(x[t], y, t)
+
+    @po.op
+    def twice(x: f64[N], y: f64[N]):
+        return paired(x, y, t, t)
+
+    @po.op
+    def back(x: f64[N], y: f64[N]):
+        s = po.tensor("s")
+        s[()] += x[t] * element(y, t)
+        return s
+
+    for op in (beside, twice, back):
+        assert op(X, Y) == op.reference(X, Y) == X @ Y
+
+
+def test_the_range_of_an_index_is_in_the_sizes_of_the_op_that_gives_it() -> None:
+    @po.op
+    def given(x: f64[N], z: f64[M]):
+        return total(x[t], z)
+
+    @po.op
+    def alone(x: f64[N], z: f64[M]):
+        return total(po.cast(t, f64), z)
+
+    assert given(X, Z) == given.reference(X, Z) == X.sum()
+    assert alone(X, Z) == alone.reference(X, Z) == 6
+
+
+def test_extents_are_in_the_sizes_of_the_op_that_reads() -> None:
+    @po.op
+    def tail(z: f64[N]):
+        return z[i + N - 2]
+
+    @po.op
+    def outer(x: f64[N], z: f64[M]):
+        o = po.tensor("o")
+        o[i] = tail(z)
+        return o, o.shape[0], o[1:], o[-1], po.concatenate([o, x])
+
+    o, extent, rest, last, joined = outer(X, Z)
+    assert_array_equal(o, Z)
+    assert extent == 2 and last == 7
+    assert_array_equal(rest, Z[1:])
+    assert_array_equal(joined, [*Z, *X])
+
+
+def test_a_when_may_come_from_another_op_or_go_there() -> None:
+    @po.op
+    def first(e, z: f64[N]):
+        return po.when(i < N - 1, e)
+
+    @po.op
+    def received(x: f64[N], z: f64[M]):
+        o = po.tensor("o")
+        o[i] = first(x[i], z)
+        return o
+
+    @po.op
+    def put(e, z: f64[N]):
+        o = po.tensor("o")
+        o[i] = e
+        return o
+
+    @po.op
+    def sent(x: f64[N], z: f64[M]):
+        return put(po.when(i < M, x[i] * 2), z)
+
+    x, z = np.arange(8.0), np.zeros(5)
+    assert_array_equal(received(x, z), x[:4])
+    assert_array_equal(sent(x, z), x[:5] * 2)
+
+
+def test_scalars_and_numbers_of_inlined_ops_are_taken_as_in_a_call() -> None:
+    @po.op
+    def at(x: f64[N], q: i64):
+        return x[q]
+
+    @po.op
+    def ends(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = at(x, i) + at(x, N - 1 - i) + at(x, 1)
+        return y
+
+    @po.op
+    def ramp(x: f64[N], n: int):
+        h = po.tensor("h", shape=(n,))
+        h[i] = po.cast(i, f64)
+        return h
+
+    @po.op
+    def long(x: f64[N], z: f64[M]):
+        return ramp(x, N * M)
+
+    @po.op
+    def scaled(a: f64, x: f64[N]):
+        o = po.tensor("o")
+        o[i] = a * x[i]
+        return o
+
+    @po.op
+    def of_sum(x: f32[N], y: f64[N]):
+        return scaled(po.sum(x), y)
+
+    x = np.arange(1.0, 4)
+    assert_array_equal(ends(x), x + x[::-1] + 2)
+    assert_array_equal(long(np.arange(4.0), np.ones(2)), np.arange(8))
+    assert_array_equal(of_sum(x.astype("f4"), x), 6 * x)
+
+
+def test_sizes_in_a_function_that_an_op_is_given_are_the_givers() -> None:
+    @po.op
+    def applied(f, x: f64[M]):
+        y = po.tensor("y")
+        y[i] = f(x[i])
+        return y
+
+    @po.op
+    def outer(x: f64[N], z: f64[M]):
+        return applied(lambda e: e * M, x)
+
+    assert_array_equal(outer(np.arange(4.0), np.ones(2)), [0, 2, 4, 6])
+
+
+# --- more of reductions, subscripts and extents ---------------------------------------------------------------------
+
+
+def test_a_start_that_data_would_repeat_is_refused() -> None:
+    @po.op
+    def with_start(x: f32[M]):
+        s = po.tensor("s")
+        s[()] = po.reduce(lambda a, b: a + b, x[k], k, init=5, where=x[k] > 0)
+        return s
+
+    @po.op
+    def neutral(x: f32[M]):
+        s = po.tensor("s")
+        s[()] = po.reduce(lambda a, b: a + b, x[k], k, init=0, where=x[k] > 0)
+        return s
+
+    x = np.array([1, -2, 3, -4], np.float32)
+    with pytest.raises(po.DefinitionError, match="neutral element"):
+        with_start(x)
+    assert neutral(x) == 4
+
+
+def test_a_constant_stays_in_a_running_sum() -> None:
+    rows = columns = 192
+
+    @po.op
+    def op(q: f32[rows, 8], keys: f32[columns, 8], v: f32[columns]):
+        s, largest, y = po.tensors("s largest y")
+        s[i, j] += q[i, k] * keys[j, k]
+        largest[i] = po.max(s[i, j], j)
+        y[i] = po.sum(po.exp(s[i, j] - largest[i]) * v[j] * 0.001, j)
+        return y
+
+    q, keys, v = np.zeros((rows, 8), "f4"), np.zeros((columns, 8), "f4"), np.full(columns, 1e37, "f4")
+    assert_allclose(op(q, keys, v), np.full(rows, 1.92e36), rtol=1e-5)
+
+
+def test_a_subscript_may_be_computed_from_indices_by_a_cast() -> None:
+    @po.op
+    def votes(x: f64[M]):
+        found = po.tensor("found", shape=(8,))
+        found[po.cast(po.floor(po.sqrt(po.cast(i, f64))), i64)] += x[i]
+        return found
+
+    @po.op
+    def taken(x: f64[M]):
+        y = po.tensor("y")
+        own = po.index("own", extent=M)
+        y[own] = x[po.cast(po.floor(po.sqrt(po.cast(own, f64))), i64)]
+        return y
+
+    x = np.arange(10.0)
+    bins = np.floor(np.sqrt(x)).astype(int)
+    assert_array_equal(votes(x), np.bincount(bins, x, 8))
+    assert_array_equal(taken(x), x[bins])
+
+
+def test_sugar_in_many_layers_is_read_in_time_that_grows_with_them() -> None:
+    def normal(x: Any) -> Any:
+        mean = po.mean(x, axis=-1, keepdims=True)
+        return (x - mean) * po.rsqrt(po.mean((x - mean) ** 2, axis=-1, keepdims=True) + 1e-5)
+
+    def layered(depth: int) -> po.Op:
+        @po.op
+        def op(x: f64[N, 4]):
+            for _ in range(depth):
+                x = x + normal(x)
+            return x
+
+        return op
+
+    def expected(x: Any, depth: int) -> Any:
+        for _ in range(depth):
+            mean = x.mean(-1, keepdims=True)
+            x = x + (x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
+        return x
+
+    x = RANDOM.standard_normal((5, 4))
+    assert_allclose(layered(3)(x), expected(x, 3))
+    start = time.perf_counter()
+    _ = layered(10).lower(N=5).program
+    assert time.perf_counter() - start < 30, "each layer took six times as long as the one before"
+
+
+def test_what_follows_a_join_stays_dynamic(caplog: pytest.LogCaptureFixture) -> None:
+    @po.op(dynamic=True)
+    def op(x: f64[N, 8], token: f64[8]):
+        y = po.concatenate([token.reshape(1, 8), x], axis=0)
+        return y.reshape(N + 1, 2, 4)
+
+    for count in (4, 5):
+        x, token = RANDOM.standard_normal((count, 8)), RANDOM.standard_normal(8)
+        assert_array_equal(op(x, token), np.concatenate([token[None], x]).reshape(-1, 2, 4))
+    assert not caplog.records
