@@ -2,9 +2,9 @@
 
     python -m tests.fuzz.contractions --seconds 600 --seed 0 --log tests/reliability.json
 
-Long sums, products of tensors whose axes lie anyhow, and convolutions: the smallest programs that are packed, turned,
-summed in parts or over columns, which random programs of a few elements never are. Elements are whole numbers so small
-that every sum is exact in any order.
+Long sums, products of tensors whose axes lie anyhow, convolutions, and products by cases: the smallest programs that
+are packed, turned, summed in parts or over columns, which random programs of a few elements never are. Elements are
+whole numbers so small that every sum is exact in any order.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Contraction:
 def random_contraction(seed: int) -> Contraction:
     """The contraction of a seed."""
     random = Random(seed)
-    return random.choice((_long_sum, _long_sum, _of_tensors, _of_tensors, _window))(seed, random)
+    return random.choice((_long_sum, _long_sum, _of_tensors, _of_tensors, _window, _branches))(seed, random)
 
 
 def rewrites(contraction: Contraction, target: Target) -> set[str]:
@@ -187,6 +187,55 @@ def _of_tensors(seed: int, random: Random) -> Contraction:
     )
     numerics = random.choice(("default", "default", "fast"))
     return _product(seed, random, (left, right, result), extents, random.choice(DTYPES), "", numerics)
+
+
+_CONDITIONS: tuple[tuple[str, Callable[[Array, Array, Array], Array]], ...] = (
+    ("k < 5", lambda i, j, k: k < 5),
+    ("i < j", lambda i, j, k: i < j),
+    ("j >= k", lambda i, j, k: j >= k),
+    ("(i + k) % 3 == 1", lambda i, j, k: (i + k) % 3 == 1),
+    ("i == 2", lambda i, j, k: i == 2),
+    ("(k < 9) | (j % 2 == 0)", lambda i, j, k: (k < 9) | (j % 2 == 0)),
+)
+_CASES: tuple[tuple[str, Callable[[Array, Array, Array], Array]], ...] = (
+    ("c[i, k] * {y}", lambda x, y, c: c * y),
+    ("x[i, k] * 2 * {y}", lambda x, y, c: x * 2 * y),
+    ("c[i, k] * {y} * 2", lambda x, y, c: c * y * 2),
+    ("x[i, k]", lambda x, y, c: x),
+    ("{y}", lambda x, y, c: y),
+)
+
+
+def _branches(seed: int, random: Random) -> Contraction:
+    """A product of matrices by cases, which read operands again: each copy holds what all cases need of it."""
+    rows, columns, terms = random.choice((17, 33, 64)), random.choice((33, 64, 96, 130)), random.choice((17, 37, 64))
+    is_turned = random.random() < 0.5
+    y = "y[k, j]" if is_turned else "y[j, k]"
+    (first, is_first), (second, is_second) = random.sample(_CONDITIONS, 2)
+    case, of_case = random.choice(_CASES)
+    is_nested = random.random() < 0.5
+    value = f"po.where({first}, x[i, k] * {y}, {case.format(y=y)})"
+    body = [
+        *(f"{name} = po.index({name!r}, extent={extent})" for name, extent in zip("ijk", (rows, columns, terms))),
+        'z = po.tensor("z")',
+        f"z[i, j] += po.where({second}, {value}, x[i, k] * {y} * 3)" if is_nested else f"z[i, j] += {value}",
+        "return z",
+    ]
+
+    def expected(x: Array, y: Array, c: Array) -> Array:
+        i, j, k = np.ogrid[:rows, :columns, :terms]
+        x, y, c = x[:, None], (y.T if is_turned else y)[None], c[:, None]
+        found = np.where(is_first(i, j, k), x * y, of_case(x, y, c))
+        total: Array = (np.where(is_second(i, j, k), found, x * y * 3) if is_nested else found).sum(-1)
+        return total
+
+    shapes = [(rows, terms), (terms, columns) if is_turned else (columns, terms), (rows, terms)]
+    dtype, numerics = (
+        random.choice(("f32", "f32", "f64", "i32")),
+        random.choice(("default", "default", "fast", "strict")),
+    )
+    source = _source(dtype, [", ".join(map(str, shape)) for shape in shapes], body, numerics)
+    return _drawn(seed, random, source, shapes, dtype=dtype, expected=expected)
 
 
 def _window(seed: int, random: Random) -> Contraction:
