@@ -130,6 +130,15 @@ def _leaves(
         yield _Leaf(call.get_op_arg(0).get_id().get_name(), loops, tests, instance)
 
 
+def _parts(expr: isl.AstExpr, op: isl.ast_expr_op_type) -> Iterator[isl.AstExpr]:
+    """The values that a maximum or minimum is taken of; the value itself where it is none."""
+    if cast(isl.ast_expr_type, expr.get_type()) == isl.ast_expr_type.op and operation(expr) == op:
+        for n in range(expr.get_op_n_arg()):
+            yield from _parts(expr.get_op_arg(n), op)
+    else:
+        yield expr
+
+
 def _name(loop: isl.AstNode) -> str:
     return loop.for_get_iterator().get_id().get_name()
 
@@ -147,15 +156,22 @@ class _Reader:
 
     def iterations(self, loop: isl.AstNode, depth: int) -> isl.Set:
         """The values that a loop's iterator has, whose ends those of the `depth` loops around it give."""
-        own = self._set_dim(depth)
+        own, step = self._set_dim(depth), loop.for_get_inc().get_val()
         self._known = depth
-        first, condition = self.value(loop.for_get_init()), loop.for_get_cond()
-        last = None if loop.for_is_degenerate() else self.value(condition.get_op_arg(1))
-        self._known = len(self._iterators)
-        if last is None:
-            return own.eq_set(first)
-        steps = own.sub(first).mod_val(loop.for_get_inc().get_val()).eq_set(self._number(0))
-        return own.ge_set(first) & _COMPARISONS[operation(condition)](own, last) & steps
+        try:
+            if loop.for_is_degenerate():
+                return own.eq_set(self.value(loop.for_get_init()))
+            condition = loop.for_get_cond()
+            points = self.everywhere
+            for first in _parts(loop.for_get_init(), _OP.max):
+                points = points & own.ge_set(self.value(first))
+            for last in _parts(condition.get_op_arg(1), _OP.min):
+                points = points & _COMPARISONS[operation(condition)](own, self.value(last))
+            if step.to_python() == 1:
+                return points
+            return points & own.sub(self.value(loop.for_get_init())).mod_val(step).eq_set(self._number(0))
+        finally:
+            self._known = len(self._iterators)
 
     def _number(self, value: int) -> isl.PwAff:
         return isl.PwAff.from_aff(isl.Aff.zero_on_domain(self._space).set_constant_val(isl.Val(value)))
