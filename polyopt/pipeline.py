@@ -62,6 +62,10 @@ _STAGE_LOGS = {name: logging.getLogger(f"polyopt.{name}") for name in ("schedule
 PROOF_OPERATIONS = 1_000_000
 """What isl may do to prove one schedule: seconds, where our operators take a twentieth of one."""
 
+MOST_LINES = 16_000
+"""Of LLVM's text: some seconds of its work, which grows faster than they do. Kernels have a few thousand at most, as a
+rule."""
+
 PLAN_OPERATIONS = 400_000
 """What isl may do for one plan (copies, fusion, tiles and storage); beyond it, a plainer plan is made."""
 
@@ -290,13 +294,13 @@ class Lowering:
 
     @cached_property
     def settled(self) -> Lowering:
-        """The lowering whose plans are used: this one, or where they cannot be made, proved or scanned, one without
-        copies and shared loops.
+        """The lowering whose plans are used: this one, or where they cannot be made, proved or scanned, or lead to a
+        kernel that LLVM would take minutes for, one without copies and shared loops.
 
         Raises `ScheduleError` or `LegalityError` where even that one is not proved.
         """
         try:
-            _ = self._scanned
+            self._check_length()
         except (LegalityError, ScheduleError) as error:
             if self.given_up:
                 raise
@@ -305,6 +309,16 @@ class Lowering:
             _ = plainer._scanned
             return plainer
         return self
+
+    def _check_length(self) -> None:
+        """Raise `ScheduleError` for a kernel of too many instructions."""
+        lines = self._module.text.count("\n")
+        if lines > MOST_LINES:
+            raise ScheduleError(
+                f"the kernel of '{self.program.name}' is too long",
+                why=f"{lines} lines of LLVM's text, of at most {MOST_LINES}",
+                facts={"lines": lines, "most": MOST_LINES},
+            )
 
     def _decide(self, shared: Tree, *, simple: bool) -> Decided:
         with self._bounded("plan tiles and storage"):
@@ -363,11 +377,14 @@ class Lowering:
         """Why the plain order was taken; empty where the plans were proved, as they should be."""
         return self.settled._decided.fallback
 
-    @cached_property
+    @property
     def loops(self) -> LoopProgram:
         """The loop program."""
-        used = self.settled
-        streamed = streams.apply(used._scanned, used._decided.mapping.streams)
+        return self.settled._loops
+
+    @cached_property
+    def _loops(self) -> LoopProgram:
+        streamed = streams.apply(self._scanned, self._decided.mapping.streams)
         return edges.split(loops_split.split(interior.split(streamed)))
 
     @cached_property
@@ -413,18 +430,22 @@ class Lowering:
         used = self.settled
         return used._prove(used._decided, dependence.compute(used.scop, strict=self.options.is_strict))
 
-    @cached_property
+    @property
     def module(self) -> LlvmModule:
         """The LLVM IR of the kernel."""
+        return self.settled._module
+
+    @cached_property
+    def _module(self) -> LlvmModule:
         target = self.options.target
         module = emit.emit(
-            self.loops,
+            self._loops,
             vector_bits=target.vector_bits,
             numerics=self.options.numerics,
             dots=available(target),
             has_scaling=target.has("avx512f"),
         )
-        _STAGE_LOGS["codegen"].debug("%s:\n%s", self.program.name, self.loops)
+        _STAGE_LOGS["codegen"].debug("%s:\n%s", self.program.name, self._loops)
         return module
 
     def source(self, kind: str = "c") -> str:

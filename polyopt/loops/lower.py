@@ -100,12 +100,15 @@ class Scanned:
 def ast(scop: Scop, tree: Tree) -> Scanned:
     """isl's AST of the tree; loops that become lanes or registers are generated without guards inside.
 
-    Of a statement with divisions in its domain, isl may lose iterations: such a one, and one of which isl does not
-    tell in time, runs in loops over a hull of the domain, under a guard. Raises `ScheduleError` where iterations are
-    lost all the same.
+    Of a statement with divisions in its domain or its rows, isl may lose iterations: such a one, and one of which isl
+    does not tell in time, runs in loops over a hull of the domain, under a guard. Raises `ScheduleError` where
+    iterations are lost all the same.
     """
     root = _scanned(scop, tree)
-    divided = {s.name: s.domain for s in scop.statements if not s.domain.remove_divs().is_equal(s.domain)}
+    odd = {name for loop in loops(tree) for name, row in loop.rows if not _is_plain(row)}
+    divided = {
+        s.name: s.domain for s in scop.statements if s.name in odd or not s.domain.remove_divs().is_equal(s.domain)
+    }
     wrong = runs.misread(root, divided, scop.context)
     if not wrong:
         return Scanned(root, {})
@@ -126,6 +129,15 @@ def _scanned(scop: Scop, tree: Tree) -> isl.AstNode:
         schedule = schedule.map_schedule_node_bottom_up(lambda node: _separated(node, flat))
     with _values_not_counts():
         return isl.AstBuild.from_context(scop.context).node_from_schedule(schedule)
+
+
+def _is_plain(row: Affine) -> bool:
+    """Whether a row is a sum of axes, each once, or the tiles of one: then isl's loops have no strides but tiles'."""
+    match row.terms:
+        case ((FloorDiv(Affine(terms=((AxisRef(), 1),))), _),):
+            return True
+        case terms:
+            return all(isinstance(atom, AxisRef) and abs(factor) == 1 for atom, factor in terms)
 
 
 def _over(statement: Statement, domain: isl.Set) -> Statement:

@@ -696,3 +696,30 @@ def test_what_follows_a_join_stays_dynamic(caplog: pytest.LogCaptureFixture) -> 
         x, token = RANDOM.standard_normal((count, 8)), RANDOM.standard_normal(8)
         assert_array_equal(op(x, token), np.concatenate([token[None], x]).reshape(-1, 2, 4))
     assert not caplog.records
+
+
+def test_a_kernel_that_llvm_would_take_minutes_for_is_planned_plainly(caplog: pytest.LogCaptureFixture) -> None:
+    """Twenty cases of a product, written out in every row of a tile: 50,000 lines."""
+
+    @po.op
+    def op(x: po.f16[M, A], w: po.f16[N, B]):
+        y = po.tensor("y")
+        i, j, k = po.index("i", extent=48), po.index("j", extent=130), po.index("k", extent=37)
+        own, near, half, turned = x[k + 1, i], w[j, k], w[j // 2, k], w[k, j + 1]
+        third, even = (i + k) % 3 != 0, (k % 2 == 0) & (j < 65)
+        deep = po.where(j >= k, x[2 * i, k + 1] * half, own * po.where(k < 11, near, near))
+        deep = po.where(k == 18, po.where(i < j, deep, own * half * 2), own * half * own)
+        wide = po.where(i < j, own * po.where(even, w[k, j], w[k, j] * 2), x[2 * i, k + 1] * turned * 2)
+        first = po.where(j >= k, po.where(third, own * half + half, own * near), own * turned)
+        first = po.where(i < j, own * po.where(j < 43, half, 1), first)
+        second = po.where(j < 0, po.where(even, own * near + own, po.where(j >= k, deep, wide)), own * half * half)
+        last = po.where(third, second, po.where(i < j, own * half * 2, own * half + half))
+        y[i, j] += po.where(i < j, own * half, po.where(j >= k, po.where(i < j, own * near * near, first), last))
+        return y
+
+    x, w = (RANDOM.integers(0, 2, s).astype(np.float16) for s in ((154, 121), (307, 418)))
+    start = time.perf_counter()
+    found = op(x, w)
+    assert time.perf_counter() - start < 60
+    assert_array_equal(found, op.reference(x, w))
+    assert "too long" in caplog.text and "too long" in op.lower(x, w).fallback

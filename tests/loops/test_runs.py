@@ -11,6 +11,7 @@ import pytest
 
 import polyopt as po
 from polyopt import f32
+from polyopt.fuzz.check import compare
 from polyopt.loops import runs
 
 M, N = po.sizes("M N")
@@ -81,3 +82,16 @@ def test_the_same_on_open_sizes_and_on_a_gpu(polyopt_check: Any) -> None:
     for width in (1, 3, 4, 7):
         polyopt_check(board, N=8, M=width)
     polyopt_check(checker, N=8, M=4, target="cuda")
+
+
+def test_rows_of_a_drawn_schedule_that_begin_at_floors() -> None:
+    """Tiles of `3*i + 3*j` by twos: four of six elements were written."""
+    high, wide = po.index("i", extent=M), po.index("j", extent=N)
+
+    @po.op
+    def ones(x: po.i64[M, N]):
+        y = po.tensor("y", shape=(M, N), dtype=po.i64)
+        y[high, wide] = po.cast(1, po.i64)
+        return y
+
+    compare(ones, (np.zeros((2, 3), np.int64),), plans=(694,))
