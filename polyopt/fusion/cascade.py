@@ -24,18 +24,15 @@ from polyopt.dsl.affine import (
     Affine,
     And,
     AxisRef,
-    Compare,
     Condition,
-    Not,
-    Or,
     axes_of,
     axis,
     condition_affines,
-    conjunction,
     map_condition,
     substitute,
 )
 from polyopt.fusion import rescale
+from polyopt.fusion.inside import conditions, reads_inside
 from polyopt.fusion.rescale import Rescale
 from polyopt.fusion.rewrite import at_axes, inlined
 from polyopt.names import unused
@@ -434,44 +431,6 @@ def _alone(program: ir.Program, tensor: str) -> ir.Equation | None:
     equation = definitions[0]
     alone = tuple(axis(a.name) for a in equation.axes)
     return equation if equation.subscripts == alone else None
-
-
-def conditions(program: ir.Program, space: Space) -> isl.Set:
-    """Where the conditions of a program on its sizes hold."""
-    return space.condition(conjunction(*program.conditions))
-
-
-def reads_inside(
-    program: ir.Program,
-    expr: ir.Expr,
-    axes: Sequence[ir.Axis],
-    guard: Condition = TRUE,
-    *,
-    choices: bool = True,
-) -> bool:
-    """Whether no read of an expression leaves its array, for all points of axes where a guard holds.
-
-    choices: whether a read in a branch happens only where the branch is taken
-    """
-    match expr:
-        case ir.Where(condition, then, otherwise) if choices:
-            return reads_inside(program, then, axes, conjunction(guard, condition)) and reads_inside(
-                program, otherwise, axes, conjunction(guard, Not(condition))
-            )
-        case ir.Reduce():
-            axes, guard = (*axes, *expr.axes), conjunction(guard, expr.guard)
-        case ir.Read(boundary=None):
-            shape = program.tensor(expr.tensor).shape if any(t.name == expr.tensor for t in program.tensors) else ()
-            space = Space("", tuple(a.name for a in axes), program.sizes)
-            box = space.box(axes) & space.condition(guard) & conditions(program, space)
-            for subscript, size in zip(expr.subscripts, shape or (), strict=False):
-                if isinstance(subscript, Affine):
-                    outside = Or((Compare(subscript, "<"), Compare(subscript - size, ">=")))
-                    if not (box & space.condition(outside)).is_empty():
-                        return False
-        case _:
-            pass
-    return all(reads_inside(program, child, axes, guard, choices=choices) for child in ir.children(expr))
 
 
 def _is_plain(read: ir.Read) -> bool:

@@ -47,10 +47,9 @@ from polyopt.fusion.cascade import (
     Consumer,
     RunningSum,
     axes_in,
-    conditions,
     leaf_equation,
-    reads_inside,
 )
+from polyopt.fusion.inside import conditions, reads_inside
 from polyopt.fusion.rescale import Rescale
 from polyopt.fusion.rewrite import at_axes, drop_unused
 from polyopt.names import unused
