@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import polyopt as po
-from polyopt import f64, i32
+from polyopt import f32, f64, i32, i64
 
 M, N, K = po.sizes("M N K")
 X = np.arange(1.0, 9.0)
@@ -165,3 +165,163 @@ def test_a_number_is_refused_as_at_a_call(callee: po.Op, number: Any, error: typ
         callee(X, number)
     with pytest.raises(error):
         with_number(callee, number)(X)
+
+
+# --- indices, ranges and sizes across ops ---------------------------------------------------------------------------
+
+t = po.index("t", N)
+i = po.index("i")
+U, V, W = np.arange(1.0, 5), np.array([1.0, 10, 100, 1000]), np.array([7.0, 7.0])
+
+
+@po.op
+def dotted(e, b: f64[N], at):
+    s = po.tensor("s")
+    s[()] += e * b[at]
+    return s
+
+
+@po.op
+def paired(b: f64[N], c: f64[N], p, q):
+    s = po.tensor("s")
+    s[()] += b[p] * c[q]
+    return s
+
+
+@po.op
+def total(e, z: f64[N]):
+    s = po.tensor("s")
+    s[()] += e
+    return s
+
+
+@po.op
+def element(z: f64[N], at):
+    return z[at]
+
+
+def test_an_index_with_a_range_is_one_index_in_both_ops() -> None:
+    @po.op
+    def beside(x: f64[N], y: f64[N]):
+        return dotted(x[t], y, t)
+
+    @po.op
+    def twice(x: f64[N], y: f64[N]):
+        return paired(x, y, t, t)
+
+    @po.op
+    def back(x: f64[N], y: f64[N]):
+        s = po.tensor("s")
+        s[()] += x[t] * element(y, t)
+        return s
+
+    for op in (beside, twice, back):
+        assert op(U, V) == op.reference(U, V) == U @ V
+
+
+def test_the_range_of_an_index_is_in_the_sizes_of_the_op_that_gives_it() -> None:
+    @po.op
+    def given(x: f64[N], z: f64[M]):
+        return total(x[t], z)
+
+    @po.op
+    def alone(x: f64[N], z: f64[M]):
+        return total(po.cast(t, f64), z)
+
+    assert given(U, W) == given.reference(U, W) == U.sum()
+    assert alone(U, W) == alone.reference(U, W) == 6
+
+
+def test_extents_are_in_the_sizes_of_the_op_that_reads() -> None:
+    @po.op
+    def tail(z: f64[N]):
+        return z[i + N - 2]
+
+    @po.op
+    def outer(x: f64[N], z: f64[M]):
+        o = po.tensor("o")
+        o[i] = tail(z)
+        return o, o.shape[0], o[1:], o[-1], po.concatenate([o, x])
+
+    o, extent, rest, last, joined = outer(U, W)
+    assert_array_equal(o, W)
+    assert extent == 2 and last == 7
+    assert_array_equal(rest, W[1:])
+    assert_array_equal(joined, [*W, *U])
+
+
+def test_a_when_may_come_from_another_op_or_go_there() -> None:
+    @po.op
+    def first(e, z: f64[N]):
+        return po.when(i < N - 1, e)
+
+    @po.op
+    def received(x: f64[N], z: f64[M]):
+        o = po.tensor("o")
+        o[i] = first(x[i], z)
+        return o
+
+    @po.op
+    def put(e, z: f64[N]):
+        o = po.tensor("o")
+        o[i] = e
+        return o
+
+    @po.op
+    def sent(x: f64[N], z: f64[M]):
+        return put(po.when(i < M, x[i] * 2), z)
+
+    x, z = np.arange(8.0), np.zeros(5)
+    assert_array_equal(received(x, z), x[:4])
+    assert_array_equal(sent(x, z), x[:5] * 2)
+
+
+def test_scalars_and_numbers_of_inlined_ops_are_taken_as_in_a_call() -> None:
+    @po.op
+    def at(x: f64[N], q: i64):
+        return x[q]
+
+    @po.op
+    def ends(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = at(x, i) + at(x, N - 1 - i) + at(x, 1)
+        return y
+
+    @po.op
+    def ramp(x: f64[N], n: int):
+        h = po.tensor("h", shape=(n,))
+        h[i] = po.cast(i, f64)
+        return h
+
+    @po.op
+    def long(x: f64[N], z: f64[M]):
+        return ramp(x, N * M)
+
+    @po.op
+    def scaled(a: f64, x: f64[N]):
+        o = po.tensor("o")
+        o[i] = a * x[i]
+        return o
+
+    @po.op
+    def of_sum(x: f32[N], y: f64[N]):
+        return scaled(po.sum(x), y)
+
+    x = np.arange(1.0, 4)
+    assert_array_equal(ends(x), x + x[::-1] + 2)
+    assert_array_equal(long(np.arange(4.0), np.ones(2)), np.arange(8))
+    assert_array_equal(of_sum(x.astype("f4"), x), 6 * x)
+
+
+def test_sizes_in_a_function_that_an_op_is_given_are_the_givers() -> None:
+    @po.op
+    def applied(f, x: f64[M]):
+        y = po.tensor("y")
+        y[i] = f(x[i])
+        return y
+
+    @po.op
+    def outer(x: f64[N], z: f64[M]):
+        return applied(lambda e: e * M, x)
+
+    assert_array_equal(outer(np.arange(4.0), np.ones(2)), [0, 2, 4, 6])
