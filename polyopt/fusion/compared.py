@@ -14,7 +14,7 @@ from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Condition, axes_of, axis, condition_affines, conjunction
 from polyopt.fusion.cascade import axes_in
 from polyopt.fusion.inside import reads_inside
-from polyopt.fusion.rewrite import at_axes, depends_on
+from polyopt.fusion.rewrite import at_axes, depends_on, nonempty
 from polyopt.names import unused
 
 
@@ -122,5 +122,8 @@ def _guard(program: ir.Program, found: _Comparison, of_best: Condition, axes: tu
     chosen_by_data = any(isinstance(s, ir.DataIndex) for read in ir.reads(found.value) for s in read.subscripts)
     if not chosen_by_data and reads_inside(program, found.value, axes):
         return TRUE
+    names = frozenset(a.name for a in axes)
     named = frozenset().union(*(axes_of(affine) for affine in condition_affines(found.guard)))
-    return found.guard if of_best == found.guard and named <= {a.name for a in axes} else None
+    if of_best != found.guard or not named <= names:
+        return None
+    return conjunction(found.guard, nonempty([a for a in found.axes if a.name not in names], names))

@@ -159,6 +159,20 @@ def test_the_nearest_and_the_longest_row_are_rows(numerics: Any) -> None:
     assert_allclose(np.take_along_axis(values, found[:, None], 1)[:, 0], values[:, 1:].max(1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("columns", [0, 1, 3])
+def test_a_position_that_no_element_asks_for_reads_nothing(columns: int) -> None:
+    """Its value leaves out an axis; where that has no point, what it reads need not be there."""
+
+    @po.op(dynamic=["M", "K"])
+    def op(x: f64[N, M], like: i32[K]):
+        y = po.tensor("y", shape=(M,))
+        y[i] = po.argmax(po.where((k // 3 + k % 2 >= 0) & (k // 3 + k % 2 < N), x[k // 3 + k % 2, M - 1] * 2, 1.0), k)
+        return y
+
+    x, like = RANDOM.standard_normal((2, columns)), np.zeros(5, np.int32)
+    assert_array_equal(op(x, like), op.reference(x, like))
+
+
 def test_a_sum_inside_a_position_is_computed_once() -> None:
     @po.op
     def near(x: f32[M, K], c: f32[N, K]):
