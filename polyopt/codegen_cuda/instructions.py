@@ -87,7 +87,7 @@ INSTRUCTIONS = (
     _bytes("po_mma_u8_s8", u8, i8),
     _split("po_mma_tf32"),
 )
-"""All of them that sum up as the language says, and last one that does so for finite operands only."""
+"""All of them that sum up as the language says; the last one does so for finite operands only."""
 
 
 def instruction_of(left: DType, right: DType, result: DType) -> Instruction | None:

@@ -55,7 +55,7 @@ WEIGHT = "weight"
 """The variable of a running sum's `rest`."""
 
 HARMLESS = 2.0**32
-"""Between its inverse and itself, a constant that multiplies a sum instead of its terms."""
+"""The most that may be added to a sum of weights, or that it may be raised to, for the result to divide another sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,8 +375,8 @@ class _Finder:
         return RunningSum(node, weight, summand, tuple(outside), found)
 
     def is_harmless(self, part: ir.Expr, frame: _Frame) -> bool:
-        """Whether a factor may multiply or divide a sum instead of its terms: a constant, or a sum of weights, which is
-        at least 1. Of others, terms may overflow or be NaN where the sum does not and is not, and the other way."""
+        """Whether a factor may multiply or divide a sum instead of its terms: a sum of weights, which is at least 1, or
+        one a little larger. Of others, terms may overflow or be NaN where the sum is not, and the other way."""
         match part:
             case ir.Op("add" | "maximum", (inner, ir.Const(value))) | ir.Op(
                 "add" | "maximum", (ir.Const(value), inner)
