@@ -191,7 +191,7 @@ class _Copy:
         copy = _Copy(scop, packing, update, access, unused(f"{packing.array}_packed", names))
         copy.order = copy.inner_order()
         cut = packing.axis or update.axes[0]
-        copy.elements = tuple(_element_axis(access.read, d, cut) for d in range(len(access.read.subscripts)))
+        copy.elements = tuple(_element_axis(update, access.read, d, cut) for d in range(len(access.read.subscripts)))
         return copy
 
     def applied(self) -> Scop:
@@ -355,11 +355,11 @@ class _Copy:
         return replace(update, domain=domain, value=visit(update.value), write=write, reads=reads)
 
 
-def _element_axis(read: ir.Read, dimension: int, cut: str) -> str:
-    """The axis alone in a subscript, or a name for the elements of the dimension."""
+def _element_axis(update: Statement, read: ir.Read, dimension: int, cut: str) -> str:
+    """The axis alone in a subscript, or a name for the elements of the dimension that no axis has."""
     names = [_axis_alone(s) for s in read.subscripts]
     name = names[dimension]
-    return name if name is not None and names.count(name) == 1 else f"{cut}_element{dimension}"
+    return name if name is not None and names.count(name) == 1 else _fresh_axis(f"{cut}_element{dimension}", update)
 
 
 def _axis_alone(subscript: ir.Subscript) -> str | None:

@@ -273,7 +273,9 @@ def _corrected(scop: Scop, update: Statement, product: Product) -> Scop:
     """The scop in which the results start lower by the offset times the sums of the other operand."""
     read = update.reads[product.other].read
     names = {s.name for s in scop.statements} | {a.name for a in scop.arrays}
-    name = unused(f"{read.tensor}_sums", names)
+    # an array's name is free where those of the statements that write it are, too
+    parts = {name.removesuffix(part) for name in names for part in ("_init", "_update")}
+    name = unused(f"{read.tensor}_sums", names | parts)
     own = [axis_name for axis_name in update.axes if axis_name in _axes(read)]
     written = {_name(s) for s in update.subscripts}
     free = tuple(axis_name for axis_name in own if axis_name in written)

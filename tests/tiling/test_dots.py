@@ -325,3 +325,21 @@ def test_an_operand_that_is_unsigned_needs_no_offset() -> None:
     assert "_sums" not in str(product(u8, i8, VNNI).lower(M=64, N=64, K=64).loops)
     assert "_sums" not in str(product(i8, u8, VNNI).lower(M=64, N=64, K=64).loops)
     assert "x_sums" in str(product(u8, u8, VNNI).lower(M=64, N=64, K=64).loops)
+
+
+@pytest.mark.parametrize("part", ["init", "update"])
+def test_a_tensor_may_have_the_name_that_a_statement_of_sums_would_have(
+    part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @po.op
+    def op(x: i8[M, K], w: i8[K, N]):
+        y, u = po.tensors(f"y x_sums_{part}")
+        u[i] = x[i, 0] * 2 + x[i, 1]
+        y[i, j] = u[i]
+        y[i, j] += x[i, k] * w[k, j]
+        return y, u
+
+    x, w = (np.random.default_rng(0).integers(-128, 128, s).astype(np.int8) for s in ((65, 131), (131, 97)))
+    for found, wanted in zip(op(x, w), op.reference(x, w)):
+        np.testing.assert_array_equal(found, wanted)
+    assert not op.lower(x, w, target=VNNI).fallback and not caplog.records

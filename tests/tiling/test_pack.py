@@ -22,6 +22,7 @@ from tests.golden.test_golden import MACHINE
 from tests.poly import running
 from tests.poly.operators import K, M, N, i, j, k, linear_relu, softmax
 
+L = po.size("L")
 TINY = replace(MACHINE, l1_bytes=1 << 10, l2_bytes=1 << 12)
 
 
@@ -270,3 +271,17 @@ def test_a_plan_says_why_an_operand_is_packed() -> None:
         "w packed for y_update in panels of 16 along j (16384 bytes each), 96 columns at a time: "
         "its rows would not stay in the first cache"
     )
+
+
+def test_an_index_may_have_the_name_that_a_copy_would_give_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    q = po.index("j_element0")
+
+    @po.op
+    def op(x: f32[M, K, L], w: f32[K, L, N]):
+        y = po.tensor("y")
+        y[i, j] += x[i, k, q] * w[K - 1 - k, q, j]
+        return y
+
+    x, w = (np.random.default_rng(0).integers(-4, 5, s).astype(np.float32) for s in ((64, 65, 9), (65, 9, 1024)))
+    np.testing.assert_array_equal(op(x, w), np.einsum("ikq,kqj->ij", x, w[::-1]))
+    assert not caplog.records
