@@ -32,7 +32,7 @@ from polyopt.errors import DefinitionError
 from polyopt.poly.equalities import Equalities
 from polyopt.poly.intervals import extreme, tightest
 from polyopt.poly.proof import Proof, Refutation, decided
-from polyopt.poly.space import Space, greatest, is_greatest, named
+from polyopt.poly.space import Space, coalesced, greatest, is_greatest, named
 
 Ranges = Mapping[tuple[int, str], ir.Axis]
 """The ranges of an equation's axes, by binder and name (`contexts.Scope`)."""
@@ -236,7 +236,13 @@ def _reach_together(
             return None
         ends.append(end)
     (end, *others) = tightest(ends, largest=True)
-    return end + 1 if not others and is_greatest(_values(definitions, dimension, sizes), 0, end) else None
+    values = _values(definitions, dimension, sizes)
+    if not others:
+        return end + 1 if is_greatest(values, 0, end) else None
+    if not all(_reach_guard(d) == TRUE for d, _ in definitions) or not sizes:
+        return None
+    last = greatest(coalesced(values), 0)  # of 2*a and 2*b + 1, the one or the other, as the size is odd or even
+    return None if last is None else last + 1
 
 
 def _subscript(definition: ir.Equation, dimension: int, ranges: Ranges) -> tuple[Affine, dict[str, ir.Axis]]:

@@ -549,3 +549,22 @@ def test_open_sizes_that_index_expressions_do_not_fit_64_bits_with_are_refused()
         op(np.ones(7, np.uint8))
         with pytest.raises(po.ShapeError, match=str(1 << 31)):
             op(np.broadcast_to(np.uint8(1), (1 << 33,)))
+
+
+@pytest.mark.parametrize("numerics", ["default", "strict"])
+def test_two_definitions_that_take_turns_have_any_length(numerics: Any) -> None:
+    """Which of them ends last depends on whether the size is odd: every odd size was refused."""
+
+    @po.op(dynamic=True, numerics=numerics)
+    def op(x: f32[N]):
+        y = po.tensor("y")
+        even, odd = po.index("even", (N + 1) // 2), po.index("odd", N // 2)
+        y[2 * even] = x[even]
+        y[2 * odd + 1] = -x[odd]
+        return y
+
+    for size in range(10):
+        x = np.arange(1, size + 1, dtype=np.float32)
+        want = np.zeros(size, np.float32)
+        want[::2], want[1::2] = x[: (size + 1) // 2], -x[: size // 2]
+        np.testing.assert_array_equal(op(x), want)
