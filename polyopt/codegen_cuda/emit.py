@@ -14,6 +14,7 @@ from polyopt.codegen_cuda.expressions import helpers, in_cuda
 from polyopt.codegen_cuda.kernel import KernelPrinter
 from polyopt.codegen_cuda.partition import has_grid
 from polyopt.codegen_cuda.reductions import Reductions
+from polyopt.codegen_cuda.shapes import has_shape
 from polyopt.codegen_cuda.source import Branch, CudaKernel, CudaSource, Launch, Repeat, Step
 from polyopt.codegen_cuda.threads import Names
 from polyopt.codegen_cuda.vectors import facts
@@ -98,7 +99,8 @@ class _Writer:
 
     def host(self, statement: Stmt) -> tuple[Step, ...]:
         """What the host does for a statement."""
-        if not has_grid(statement) or (isinstance(statement, For) and statement.kind == "grid"):
+        is_one = not has_grid(statement) and (not isinstance(statement, Block) or has_shape(statement))
+        if is_one or (isinstance(statement, For) and statement.kind == "grid"):
             return (self.launch(statement),)
         match statement:
             case Block(body):
@@ -115,16 +117,19 @@ class _Writer:
                 raise AssertionError("what is left on the host is blocks, loops and branches")
 
     def sequence(self, body: tuple[Stmt, ...]) -> tuple[Step, ...]:
-        """Statements in order; neighbors without a grid share a kernel."""
+        """Statements in order; neighbors without a grid share a kernel, where their blocks have one shape."""
         steps: list[Step] = []
         together: list[Stmt] = []
         for statement in body:
-            if not has_grid(statement):
+            if not has_grid(statement) and (not together or has_shape(_joined([*together, statement]))):
                 together.append(statement)
                 continue
             if together:
                 steps.append(self.launch(_joined(together)))
                 together = []
+            if not has_grid(statement):
+                together.append(statement)
+                continue
             steps += self.host(statement)
         if together:
             steps.append(self.launch(_joined(together)))

@@ -29,6 +29,15 @@ REGISTER_ELEMS = 16
 """A buffer of at most this many elements, all indices known, is kept in registers."""
 
 
+def has_shape(statement: Stmt) -> bool:
+    """Whether all nests of a statement want blocks of one shape."""
+    try:
+        dims(statement)
+    except ScheduleError:
+        return False
+    return True
+
+
 def dims(statement: Stmt) -> tuple[int, ...]:
     """Threads along each dimension of a block: those of the longest nest of block loops."""
     longest: tuple[int, ...] = ()

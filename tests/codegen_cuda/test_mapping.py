@@ -10,7 +10,8 @@ from polyopt import Op, f32
 from polyopt.codegen_cuda.plan import CudaMapping
 from polyopt.loops.ir import For, walk
 from polyopt.target import GPU_PRESETS, gpu_preset
-from tests.codegen_cuda.running import lowered
+from tests.codegen_cuda.running import emulate, lowered
+from tests.codegen_cuda.test_emulated import needs_compiler
 from tests.golden.test_golden import load
 
 M, N, K = po.sizes("M N K")
@@ -140,3 +141,19 @@ def test_the_proof_knows_blocks_and_threads() -> None:
     lowering = lowered(row_sums, M=1024, N=4096)
     assert "updates of one element never meet" in str(lowering.verify())
     assert not lowering.fallback
+
+
+@needs_compiler
+@pytest.mark.parametrize("shapes", [(40, 50), (100, 900), (33, 1024)])
+def test_sums_of_several_lengths_in_one_op_keep_their_blocks(shapes: tuple[int, int]) -> None:
+    """Each wants a block of its own shape, which one kernel does not have: they were mapped a thread per point."""
+
+    @po.op
+    def two(x: f32[M], y: f32[N]):
+        return po.sum(x, axis=0), po.max(y, axis=0)
+
+    x, y = (np.arange(1, n + 1, dtype=np.float32) for n in shapes)
+    lowering = lowered(two, x, y)
+    assert not lowering.fallback and "po_shfl" in lowering.cuda.text
+    outcome = emulate(lowering, {"x": x, "y": y}, {})
+    assert outcome.problems == () and [float(r) for r in outcome.results] == [x.sum(), y.max()]
