@@ -88,6 +88,8 @@ class VectorPrinter(ThreadPrinter):
         bytes_ = width * load.dtype.itemsize
         if bytes_ not in ASYNCHRONOUS_BYTES or load.checks or store.checks:
             return ""
+        if not is_typed(self._shared.buffers[load.buffer]):
+            return ""  # its elements may start at any byte
         target, source = (self._first(access.buffer, access.indices, lane) for access in (store, load))
         guard = self._x.guard(load.buffer, load.indices, load.mask, ())
         if guard is None:

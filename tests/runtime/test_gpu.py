@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from polyopt.runtime.cuda.program import check_grid, check_kernel
 from tests.runtime.fake_pycuda import Device, Foreign, host_copy, installed
 
 K, M, N = po.sizes("K M N")
-i, j = po.indices("i j")
+i, j, k = po.indices("i j k")
 
 
 @po.op
@@ -97,6 +98,21 @@ def test_device_arrays_stay_on_the_device(gpu: Device) -> None:
 def test_a_view_on_the_device_is_read_where_it_is(gpu: Device) -> None:
     turned = Foreign(gpu, X.T.copy()).T
     np.testing.assert_allclose(host_copy(gpu, fresh(row_sums)(turned)), X.sum(1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("numerics", ["default", "fast"])
+def test_tiles_of_open_sizes_copy_from_a_view_on_the_device(gpu: Device, numerics: Any) -> None:
+    """Strides that are numbers of the call are read element by element, not by asynchronous copies: a CompileError."""
+
+    @po.op(dynamic=True, numerics=numerics)
+    def product(x: f32[M, K], w: f32[K, N]):
+        y = po.tensor("y")
+        y[i, j] += x[i, k] * w[k, j]
+        return y
+
+    x, w = (np.random.default_rng(0).integers(-4, 5, s).astype(np.float32) for s in ((70, 80), (80, 66)))
+    turned = Foreign(gpu, x.T.copy()).T
+    np.testing.assert_array_equal(host_copy(gpu, product(turned, Foreign(gpu, w))), x @ w)
 
 
 def test_out_on_the_device(gpu: Device) -> None:
