@@ -224,12 +224,13 @@ template <int N, class T> PO_DEVICE void po_exchange(T *own, int lane) {
     own[N + i] = is_odd ? own[N + i] : other;
   }
 }
-// A fragment of f32 elements as two of tf32: each cut to its upper bits, and what is nearest to the rest. NaN stays NaN.
+// A fragment of f32 elements as two of tf32: each cut to its upper bits, and what is nearest to the rest. NaN stays NaN,
+// whichever of its bits say so: the upper ones alone could be those of an infinity.
 PO_DEVICE void po_split_tf32(po_u32 (&own)[4], po_u32 (&rest)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float x = po_float(own[i]);
-    own[i] &= ~0x1fffu;
+    own[i] = x == x ? own[i] & ~0x1fffu : 0x7fffe000u;
     rest[i] = (po_bits(x - po_float(own[i])) + 0x1000u) & ~0x1fffu;
   }
 }

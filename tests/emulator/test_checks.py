@@ -190,3 +190,30 @@ def test_counters_show_strided_accesses() -> None:
     outcome, _ = kernels.rowsum(text, (64, 128), mode="count")
     (read,) = (t for t in outcome.traffic if t.line == outcome.line("read"))
     assert read.used == 8 * read.ideal
+
+
+SPLIT = """\
+#include "po_device.h"
+PO_KERNEL void __launch_bounds__(32) split(const po_u32 *x, po_u32 *own, po_u32 *rest, int64_t N) {
+  po_u32 high[4], low[4];
+  for (int i = 0; i < 4; ++i) high[i] = x[threadIdx.x * 4 + i];
+  po_split_tf32(high, low);
+  for (int i = 0; i < 4; ++i) own[threadIdx.x * 4 + i] = high[i], rest[threadIdx.x * 4 + i] = low[i];
+}
+PO_ENTRY(split)
+"""
+
+
+def test_both_parts_of_a_float_are_of_tf32_and_nan_stays_nan() -> None:
+    """Also a NaN whose upper bits are those of an infinity: only data has such."""
+    values = np.random.default_rng(0).standard_normal(128).astype(np.float32)
+    bits = values.view(np.uint32)
+    bits[:4] = 0x7F800001, 0xFF800001, 0x7FC00000, 0x7FFFFFFF
+    parts = {name: np.zeros(128, np.uint32) for name in ("own", "rest")}
+    outcome = kernels.run(SPLIT, "split", (1, 1, 1), 32, {"x": bits}, parts, (128,))
+    assert outcome.problems == ()
+    assert not any((part & 0x1FFF).any() for part in parts.values())
+    own, rest = (part.view(np.float32) for part in parts.values())
+    assert np.isnan(own[:4]).all()
+    split = own[4:].astype(np.float64) + rest[4:]
+    assert (np.abs(split - values[4:]) <= 2.0**-21 * np.abs(values[4:])).all()
