@@ -80,7 +80,10 @@ class Tiler:
         depth, size = self._depth, integer(self._points)
         if extent(depth) is not None:
             return folded("add", depth.lower, integer(self._pieces() * self._points))
-        pieces = folded("floordiv", folded("sub", depth.upper, depth.lower), size)
+        steps = folded("sub", depth.upper, depth.lower)
+        if not isinstance(steps, Var):  # a size is never negative, a sum from 3 to K - 5 may have no steps
+            steps = folded("maximum", steps, integer(0))
+        pieces = folded("floordiv", steps, size)
         return folded("add", depth.lower, folded("mul", pieces, size))
 
     def _loads(self) -> list[Load]:

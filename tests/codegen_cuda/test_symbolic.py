@@ -181,3 +181,25 @@ def test_a_planted_fault_is_reported_with_a_line(name: str) -> None:
         outcome = emulate(changed_text(lowering, fault.text), *given(lowering, args))
         assert outcome.problems, f"line {fault.line}: without '{fault.without}' nothing is reported"
         assert all(problem.line > 0 for problem in outcome.problems)
+
+
+@needs_compiler
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_sum_that_may_have_no_terms_reads_nothing_then(start: int) -> None:
+    """Of less than none: the last pieces began before the sum does, at elements that are not there."""
+
+    @po.op
+    def op(x: f32[M, K], w: f32[K, N]):
+        inner = po.index("k", start, K - 5)
+        y = po.tensor("y")
+        y[i, j] += x[i, inner] * w[inner, j]
+        return y
+
+    lowering = symbolic(op)
+    assert [nest.style for nest in lowering.mapping.nests] == ["tiles"]
+    for length in (1, 4, 5, 9, 24):
+        x, w = values(np.float32, 40, length), values(np.float32, length, 40)
+        outcome = emulate(lowering, *given(lowering, (x, w)))
+        assert outcome.problems == ()
+        end = max(length - 5, start)
+        np.testing.assert_array_equal(outcome.results[0], x[:, start:end] @ w[start:end])
