@@ -29,7 +29,7 @@ def staged(
     if not found.can_stay(vectors.buffers[found.update.buffer]):
         return None
     plan = plans.get(found.update.statement)
-    depth = tiled_loop(found, {loop.var for loop in loops}, reorderable=reorderable)
+    depth = tiled_loop(found, {loop.var for loop in wide}, reorderable=reorderable)
     if depth is None or plan is None:
         return None
     fresh = vectors.fresh

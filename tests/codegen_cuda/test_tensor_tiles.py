@@ -365,3 +365,17 @@ def test_a_product_that_does_not_wait_is_reported_with_the_line(pattern: str) ->
         assert any(
             name in lines[problem.line - 1] for problem in outcome.problems for name in ("po_ldmatrix", "po_cp_async")
         )
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [bf16, f32], ids=str)
+def test_a_sum_that_blocks_share_keeps_its_tiles_where_the_last_part_is_shorter(dtype: DType) -> None:
+    """Its bound is then of the part, which is the block's: threads added up in global memory, a hundred times slower."""
+    args = values(dtype, 64, 2001), values(dtype, 2001, 64)
+    op = products(dtype, dtype, "mk,kn")
+    lowering = lowered(op, *args)
+    assert "_part" in str(lowering.loops) and "po_cp_async" in lowering.cuda.text
+    assert dtype == f32 or "po_mma_bf16" in lowering.cuda.text
+    outcome = emulate(lowering, inputs(op, args), {})
+    assert outcome.problems == ()
+    np.testing.assert_array_equal(outcome.results[0], args[0].astype("f8") @ args[1].astype("f8"))
