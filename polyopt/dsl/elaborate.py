@@ -53,7 +53,9 @@ def elaborate(state: State, parameters: Sequence[Handle], results: Sequence[Hand
     return with_sizes(program)
 
 
-def _of_tensors(agreements: Sequence[ir.Agreement], kept: frozenset[str]) -> tuple[ir.Agreement, ...]:
+def _of_tensors(
+    agreements: Sequence[ir.Agreement | ir.UsedExtent], kept: frozenset[str]
+) -> tuple[ir.Agreement | ir.UsedExtent, ...]:
     """The agreements on tensors that the program has: nothing finds the extents of others."""
     return tuple(
         agreement

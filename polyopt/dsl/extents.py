@@ -13,6 +13,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine, AxisRef
 from polyopt.dsl.expr import Choice, Element, Expr, Guarded, Index, InScope, Reduction, walk
+from polyopt.dsl.ir import UsedExtent
 from polyopt.dsl.recognise import NotAffine, Scope, affine_of, extent_of, range_sizes, ranges_in, try_condition
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Definition, Handle, State
@@ -20,6 +21,8 @@ from polyopt.errors import DefinitionError, Span
 
 Extents = tuple[Affine | None, ...]
 ONE = af.constant(1)
+LAST = 1 << 30
+"""The turn of an axis that inferred extents determine."""
 
 
 def known_extents(tensor: Handle, *, only_one: bool = False) -> Extents:
@@ -51,6 +54,18 @@ def check_used(state: State) -> None:
                     fix=f"write every definition of '{tensor.name}' before that line, or give it shape=.",
                     facts={"tensor": tensor.name, "dimension": dimension},
                 )
+
+
+def used_extents(state: State) -> tuple[UsedExtent, ...]:
+    """What was said of local tensors, which must be what they have once every range is found."""
+    return tuple(
+        dict.fromkeys(
+            UsedExtent(tensor.name, dimension, af.extent(tensor.name, dimension), extent, span)
+            for tensor, used, span in state.used_extents
+            for dimension, extent in enumerate(used)
+            if extent is not None
+        )
+    )
 
 
 def _place(span: Span | None) -> str:
@@ -202,26 +217,33 @@ class _Ranges:
         fixed = _explicit(scope, sizes, upper=True)
         given = _extents_alone(constraint for constraint in constraints if constraint.is_given)
         inferred = _extents_alone(constraint for constraint in constraints if not constraint.is_given)
+        turns = _turns(constraints, fixed, given)
+        inferred = {name: extents for name, extents in inferred.items() if name not in turns}
         alone = {name: _pick(extents, greatest=False) for name, extents in (inferred | given).items()}
         alone |= fixed | {scope.axes[i]: None for i in _bound_again(definition, nodes) if scope.axes[i] not in fixed}
         lower = {name: af.constant(0) for name in scope.axes.values()} | _known(_explicit(scope, sizes, upper=False))
         first = _Ranges(scope, lower, alone)
         bounding = [c for c in constraints if c.is_plain and c.extent is not None and not first._holds(c)]
-        narrowed = first._narrowed(bounding, fixed)
+        narrowed = first._narrowed(bounding, fixed, turns)
         if not guarded:
             return narrowed
         # Which other reads happen is for isl to find out; it does not matter where they bound nothing more.
         kept = {name: bound if first.upper.get(name) == bound else None for name, bound in narrowed.upper.items()}
         return _Ranges(scope, lower, kept)
 
-    def _narrowed(self, constraints: Sequence[_Constraint], fixed: Mapping[str, Affine | None]) -> _Ranges:
-        """Upper bounds that also keep subscripts within their extents. fixed: ranges that are explicit, by axis"""
+    def _narrowed(
+        self, constraints: Sequence[_Constraint], fixed: Mapping[str, Affine | None], turns: Mapping[str, int]
+    ) -> _Ranges:
+        """Upper bounds that also keep subscripts within their extents: of each subscript the axis that has its range
+        last. fixed: ranges that are explicit, by axis"""
         upper = dict(self.upper)
         for constraint in constraints:
             subscript = constraint.subscript
             for atom, coefficient in subscript.terms:
                 for name in af.axes_of(Affine(0, ((atom, 1),))) - fixed.keys():
-                    if _alone(subscript) is None:
+                    mine = turns.get(name, LAST)
+                    waits = any(turns.get(other, LAST) > mine for other in af.axes_of(subscript))
+                    if _alone(subscript) is None and not waits:
                         bound = self._end(constraint, atom, coefficient)
                         upper[name] = _pick([upper[name], bound] if name in upper else [bound], greatest=False)
         return _Ranges(self.scope, self.lower, upper)
@@ -285,6 +307,20 @@ class _Constraint:
     is_plain: bool
     is_given: bool
     uppers: Mapping[str, Affine]
+
+
+def _turns(constraints: Sequence[_Constraint], fixed: Iterable[str], given: Iterable[str]) -> dict[str, int]:
+    """When axes get their ranges that do not wait for inferred extents: explicit ones, those that stand alone in
+    parameters and tensors with `shape=`, then those that subscripts there determine."""
+    turns = dict.fromkeys(given, 1) | dict.fromkeys(fixed, 0)
+    turn = 1
+    while True:
+        turn += 1
+        opened = [af.axes_of(c.subscript) - turns.keys() for c in constraints if c.is_given and c.is_plain]
+        found = set().union(*(names for names in opened if len(names) == 1))
+        if not found:
+            return turns
+        turns |= dict.fromkeys(found, turn)
 
 
 def _extents_alone(constraints: Iterable[_Constraint]) -> dict[str, list[Affine | None]]:

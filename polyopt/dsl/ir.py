@@ -13,7 +13,7 @@ from math import copysign
 from typing import Generic, Literal, TypeAlias, TypeVar, assert_never
 
 from polyopt.classes import dataclass
-from polyopt.dsl.affine import TRUE, Affine, Condition, map_condition
+from polyopt.dsl.affine import TRUE, Affine, And, Compare, Condition, Or, map_condition
 from polyopt.dtypes import DType
 from polyopt.errors import ShapeError, Span
 
@@ -287,6 +287,40 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
+class UsedExtent:
+    """What equations were written with as the extent of a local tensor, before its ranges are found.
+
+    extent: the one that it has, once that is known; used: the one that was used. Below 0 both count as 0
+    """
+
+    tensor: str
+    dimension: int
+    extent: Affine
+    used: Affine
+    span: Span | None = field(default=None, compare=False)
+
+    @property
+    def condition(self) -> Condition:
+        """That they are the same."""
+        same = Compare(self.extent - self.used, "==")
+        return Or((same, And((Compare(self.used, "<="), Compare(self.extent, "<=")))))
+
+    def map(self, change: Callable[[Affine], Affine]) -> UsedExtent:
+        """The same with every affine expression changed."""
+        return replace(self, extent=change(self.extent), used=change(self.used))
+
+    def error(self) -> ShapeError:
+        """The error where they are not."""
+        return ShapeError(
+            f"dimension {self.dimension} of '{self.tensor}' was taken for {self.used} long, and is {self.extent}",
+            where=self.span,
+            why="Guards, quotients or extents that follow from others decide about an index of its definitions.",
+            fix=f"give '{self.tensor}' shape=, or that index its own range with po.index(name, extent=...).",
+            facts={"tensor": self.tensor, "dimension": self.dimension},
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A system of affine recurrence equations with reductions.
 
@@ -304,7 +338,7 @@ class Program:
     parameters: tuple[str, ...]
     results: tuple[str, ...]
     conditions: tuple[Condition, ...] = ()
-    agreements: tuple[Agreement, ...] = ()
+    agreements: tuple[Agreement | UsedExtent, ...] = ()
 
     def tensor(self, name: str) -> Tensor:
         """The tensor called `name`; a `KeyError` is our own mistake."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, Condition
 from polyopt.dsl.expr import Boundary, Element, Expr, Index
-from polyopt.dsl.ir import Agreement
+from polyopt.dsl.ir import Agreement, UsedExtent
 from polyopt.dsl.operators import Operators
 from polyopt.dsl.spans import user_span
 from polyopt.dtypes import DType
@@ -84,7 +84,7 @@ class State:
     make:       makes a tensor the user can hold
     sizes:      what the names of sizes mean in the op being read; a name that is missing means itself
     conditions: what inlined ops ask of the sizes
-    agreements: what they ask of extents that are not known yet
+    agreements: what they, and extents that were used, ask of extents that are not known yet
     dtypes_due: tensors handed to inlined ops whose parameter fixes a dtype
     used_extents: extents of local tensors that equations were written with, and where
     found_extents: what `extents` has found so far
@@ -96,7 +96,7 @@ class State:
     tensors: list[Handle] = field(default_factory=list)
     definitions: list[Definition] = field(default_factory=list)
     conditions: list[Condition] = field(default_factory=list)
-    agreements: list[Agreement] = field(default_factory=list)
+    agreements: list[Agreement | UsedExtent] = field(default_factory=list)
     dtypes_due: list[tuple[Handle, DType, str, Span | None]] = field(default_factory=list)
     used_extents: list[tuple[Handle, tuple[Affine | None, ...], Span | None]] = field(default_factory=list)
     found_extents: dict[Handle, list[Any]] = field(default_factory=dict)

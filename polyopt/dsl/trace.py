@@ -12,7 +12,7 @@ from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine
 from polyopt.dsl.elaborate import elaborate
 from polyopt.dsl.expr import Element, Expr, Index, Weakened, source_text
-from polyopt.dsl.extents import check_used
+from polyopt.dsl.extents import check_used, used_extents
 from polyopt.dsl.ir import Program
 from polyopt.dsl.recognise import extent_of
 from polyopt.dsl.results import Structure, as_result, flatten, value_tensor
@@ -67,6 +67,7 @@ def trace(
         leaves, structure = flatten(returned, signature)
         results = _as_results(state, leaves, signature.span)
     check_used(state)
+    state.agreements += used_extents(state)
     program = _elaborate(state, parameters, results, signature)
     verify(program)
     return Traced(program, structure)

@@ -90,7 +90,7 @@ class Extents:
         if condition.op == "==":
             self._same.add(condition.left)
 
-    def agree(self, agreement: ir.Agreement) -> None:
+    def agree(self, agreement: ir.Agreement | ir.UsedExtent) -> None:
         """Asks the sizes for what extents must fulfil that are all known. Raises `ShapeError` where it never holds."""
         found = agreement.map(lambda affine: self.same(substitute(affine, self._extent)))
         condition = fold(found.condition)
@@ -98,6 +98,8 @@ class Extents:
             raise found.error()
         if isinstance(condition, Compare):
             self.demand(condition)
+        elif condition != TRUE:
+            self._conditions.append(condition)
 
     def _extent(self, atom: Atom) -> Affine | None:
         return self.value(atom.tensor, atom.dimension) if isinstance(atom, ExtentRef) else None

@@ -578,3 +578,56 @@ def test_a_kernel_that_llvm_would_take_minutes_for_is_planned_plainly(caplog: py
     assert time.perf_counter() - start < 60
     assert_array_equal(found, op.reference(x, w))
     assert "too long" in caplog.text and "too long" in op.lower(x, w).fallback
+
+
+# --- what is said of a tensor before its ranges are found ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_extent_of_a_local_tensor_is_the_one_that_it_gets(dynamic: bool) -> None:
+    """Where a parameter's `x[2*i]` decides, a local tensor's `t0[i]` beside it does not."""
+
+    @po.op(dynamic=dynamic)
+    def op(x: f64[N], y: f64[M]):
+        t0, t1, s = po.tensors("t0 t1 s")
+        t0[i] = y[i]
+        t1[i] = t0.pad(0)[i] + x[2 * i]
+        s[()] = t1.shape[0]
+        return t1, s, t1[-1:], t1[: t1.shape[0]]
+
+    for sizes in ((8, 3), (7, 3), (8, 9), (2, 3)):
+        x, y = np.arange(1.0, sizes[0] + 1), np.arange(1.0, sizes[1] + 1)
+        want = np.pad(y, (0, 9))[: len(x[::2])] + x[::2]
+        whole, length, last, same = op(x, y)
+        assert_array_equal(whole, want)
+        assert int(length) == len(want)
+        assert_array_equal(last, want[-1:])
+        assert_array_equal(same, want)
+
+
+def _longest_run(x: Any) -> Any:
+    t, s = po.tensors("t s")
+    t[i] = po.where(i == 3, x.pad(0)[i] + x[i - 4], x[i])
+    s[()] = t.shape[0]
+    return t, s
+
+
+def _of_a_guarded_tensor(x: Any, y: Any) -> Any:
+    u, t0, t, s = po.tensors("u t0 t s")
+    u[i] = po.when(i < 5, x[i])
+    t0[i] = y[i]
+    t[i] = t0[i] + u[i + 1]
+    s[()] = t.shape[0]
+    return t, s
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_extent_that_turns_out_otherwise_than_it_was_used_is_an_error(dynamic: bool) -> None:
+    """These gave a shape beside an array of another one."""
+    first, second = po.op(dynamic=dynamic), po.op(dynamic=dynamic)
+    _longest_run.__annotations__ = {"x": f64[N]}
+    _of_a_guarded_tensor.__annotations__ = {"x": f64[N], "y": f64[M]}
+    for op, args in ((first(_longest_run), (5,)), (second(_of_a_guarded_tensor), (5, 8))):
+        with pytest.raises((po.ShapeError, po.DefinitionError)) as caught:
+            op(*(np.ones(n) for n in args))
+        assert dynamic or "was taken for" in str(caught.value)

@@ -370,7 +370,7 @@ def test_a_product_that_does_not_wait_is_reported_with_the_line(pattern: str) ->
 @needs_compiler
 @pytest.mark.parametrize("dtype", [bf16, f32], ids=str)
 def test_a_sum_that_blocks_share_keeps_its_tiles_where_the_last_part_is_shorter(dtype: DType) -> None:
-    """Its bound is then of the part, which is the block's: threads added up in global memory, a hundred times slower."""
+    """Its bound is then of the part, which is the block's: threads added up in global memory."""
     args = values(dtype, 64, 2001), values(dtype, 2001, 64)
     op = products(dtype, dtype, "mk,kn")
     lowering = lowered(op, *args)
