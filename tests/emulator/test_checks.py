@@ -76,6 +76,12 @@ FAULTS: dict[str, tuple[Run, str, str, str]] = {
         "race: write after unordered write",
         "result",
     ),
+    "an index past an array of the thread's own": (
+        kernels.sgemm,
+        SGEMM.replace("acc[i][j] += x.v[i] * y.v[j];", "acc[i][j + 1] += x.v[i] * y.v[j];  // own"),
+        "index outside an array of the kernel's own",
+        "own",
+    ),
     "a result one element off": (
         kernels.sgemm,
         planted(SGEMM, "result", "bn + tx * 4]", "bn + tx * 4 + 1]"),
@@ -217,3 +223,10 @@ def test_both_parts_of_a_float_are_of_tf32_and_nan_stays_nan() -> None:
     assert np.isnan(own[:4]).all()
     split = own[4:].astype(np.float64) + rest[4:]
     assert (np.abs(split - values[4:]) <= 2.0**-21 * np.abs(values[4:])).all()
+
+
+def test_registers_that_nobody_set_hold_no_likely_number() -> None:
+    text = SGEMM.replace("float acc[4][4] = {};", "float acc[4][4];")
+    outcome, expected = kernels.sgemm(text)
+    (result,) = outcome.results.values()
+    assert (np.abs(result - expected) > 1e30).all()

@@ -23,10 +23,17 @@ _KERNEL = ("-march=native", "-fno-math-errno", "-fno-strict-aliasing", "-g", "-D
 _FAST = ("-O2",)
 _CHECKED = (
     *("-O1", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"),
+    "-fsanitize=bounds",  # of a thread's own arrays, which are registers on a GPU and no memory that is looked at
     # an access in the text stays one access, and stays under the conditions around it
     *("-fno-tree-loop-im", "-fno-tree-phiprop"),
     *("-fno-tree-sra", "-fno-store-merging", "-fno-tree-vectorize", "-fno-tree-slp-vectorize"),
 )
+
+
+_UNSET = "-ftrivial-auto-var-init=pattern"
+"""Registers that nobody has set hold no likely number."""
+_KNOWS_UNSET = 12
+"""The first g++ that can do so."""
 
 
 def compiler() -> str | None:
@@ -57,11 +64,18 @@ def build_kernels(text: str, runtime: bytes, *, is_checked: bool, contract: bool
     kernels, object_file, library = place / "kernels.cu", place / "kernels.o", place / "kernels.so"
     kernels.write_text(text)
     runtime_file = _runtime_file(runtime)
-    options = (*_KERNEL, *(_CHECKED if is_checked else _FAST), f"-ffp-contract={'fast' if contract else 'off'}")
+    options = (*_KERNEL, *(_checked() if is_checked else _FAST), f"-ffp-contract={'fast' if contract else 'off'}")
     headers = ("-I", str(_precompiled(options)), *_INCLUDES)
     _run([*options, *headers, "-x", "c++", "-c", str(kernels), "-o", str(object_file)], "a kernel")
     _run(["-shared", "-Wl,-Bsymbolic", "-o", str(library), str(object_file), str(runtime_file)], "a kernel")
     return library
+
+
+@cache
+def _checked() -> tuple[str, ...]:
+    version = subprocess.run([compiler() or "g++", "-dumpversion"], capture_output=True, text=True, check=False).stdout
+    first = version.partition(".")[0].strip()
+    return (*_CHECKED, _UNSET) if first.isdigit() and int(first) >= _KNOWS_UNSET else _CHECKED
 
 
 @cache

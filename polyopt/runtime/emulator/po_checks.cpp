@@ -306,6 +306,11 @@ size_t po_static_shared(void** start) {
   void __tsan_unaligned_volatile_read##suffix(void* p) { po::po_access(p, n, po::READ, PC); } \
   void __tsan_unaligned_volatile_write##suffix(void* p) { po::po_access(p, n, po::WRITE, PC); }
 extern "C" {
+// of -fsanitize=bounds: an index that is not one of an array whose length the text says
+void __ubsan_handle_out_of_bounds(void*, void* index) {
+  po::report("index outside an array of the kernel's own", PC, "index " + std::to_string((intptr_t)index));
+  po::stop();
+}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
