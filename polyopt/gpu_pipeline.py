@@ -196,7 +196,7 @@ class GpuLowering(Lowering):
         """As for a processor, and what a call with arrays on the host costs besides."""
         found = super().report()
         note = f"arrays on the host are copied to the GPU and back, {found.bytes} bytes a call; arrays on a GPU are not"
-        return replace(found, note=note)
+        return replace(found, notes=(*found.notes, note))
 
     @cached_property
     def info(self) -> KernelInfo:

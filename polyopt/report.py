@@ -9,6 +9,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.fusion.plan import FusionPlan
 from polyopt.fusion.rewrite import cost
+from polyopt.loops.ir import LoopProgram
 from polyopt.poly.legality import Proof
 from polyopt.poly.scop import Array, Scop, Statement
 from polyopt.poly.storage import StoragePlan
@@ -38,6 +39,8 @@ class Stages(Protocol):
     @property
     def fallback(self) -> str: ...
     @property
+    def loops(self) -> LoopProgram: ...
+    @property
     def info(self) -> KernelInfo: ...
 
 
@@ -49,7 +52,7 @@ class Report:
     temporary_bytes: workspace that a call allocates for its temporaries; private_bytes: and for each thread.
         Exactly what is allocated; an expression where sizes are symbolic.
     assumed: sizes that are symbolic, and count as `tiling.extents.ASSUMED` in operations and bytes
-    note: what else a caller should know
+    notes: what else a caller should know, in a sentence each
     """
 
     name: str
@@ -63,7 +66,7 @@ class Report:
     storage: str
     proof: str
     fallback: str = ""
-    note: str = ""
+    notes: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
     @property
@@ -94,8 +97,7 @@ class Report:
         ]
         if self.fallback:
             lines.append(f"  FALLBACK to the plain order: {self.fallback}")
-        if self.note:
-            lines.append(f"  {self.note}")
+        lines += [f"  {note}" for note in self.notes]
         for title, text in sections.items():
             lines.append(f"{title}:")
             lines += [f"  {line}" for line in text.splitlines() if line]
@@ -118,6 +120,7 @@ def make(stages: Stages) -> Report:
         storage=str(stages.storage),
         proof=str(stages.proof),
         fallback=stages.fallback,
+        notes=stages.loops.notes,
         assumed=scop.sizes,
     )
 

@@ -7,6 +7,7 @@ dependence, so all of a piece may run before the next one. The result means what
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import field, replace
 from math import prod
@@ -36,6 +37,8 @@ from polyopt.loops.ir import (
 )
 from polyopt.loops.scan import both
 
+_LOG = logging.getLogger(__name__)
+
 
 def partition(
     program: LoopProgram, plans: Sequence[Contraction] = (), *, reorderable: bool = True, blocks: int = 1
@@ -55,7 +58,8 @@ def partition(
     body = cutter.host(program.body)
     buffers.update({inner.buffer.name: inner.buffer for inner in walk(body) if isinstance(inner, Alloc)})
     body = cutter.vectors.everywhere(body)
-    return replace(program, body=body, workspace=(*program.workspace, *cutter.hoisted))
+    workspace = (*program.workspace, *cutter.hoisted)
+    return replace(program, body=body, workspace=workspace, notes=(*program.notes, *cutter.notes))
 
 
 def has_grid(statement: Stmt) -> bool:
@@ -75,6 +79,7 @@ class _Cutter:
     buffers: dict[str, Buffer]
     plans: dict[str, Contraction]
     hoisted: list[Buffer] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     vectors: Vectors = field(init=False)
 
     def __post_init__(self) -> None:
@@ -116,6 +121,7 @@ class _Cutter:
         if prod(loop.chunk for loop in loops) > BLOCK_POINTS:
             staged = self.staged(loops, body)
             if staged is None:
+                self.report_untiled(body)
                 staged = turning.turned(loops, body, self.vectors)
             if staged is not None:
                 return staged
@@ -147,6 +153,12 @@ class _Cutter:
             points.append(replace(loop, kind="block", lower=index_var(name), upper=end))
             ranges[loop.var] = index_var(name), folded("sub", end, integer(1))
         return _joined(loops, outer, points, body)
+
+    def report_untiled(self, body: Stmt) -> None:
+        """Says of which planned tiles nothing comes."""
+        for name in sorted({inner.statement for inner in walk(body) if isinstance(inner, Store)} & self.plans.keys()):
+            self.notes.append(f"{name} is not summed by tiles as planned: its loops do not allow them")
+            _LOG.warning("%s", self.notes[-1])
 
     def staged(self, loops: tuple[For, ...], body: Stmt) -> Stmt | None:
         """The nest as tiles of a contraction. Where sizes decide whether rows start at multiples of a vector, there is

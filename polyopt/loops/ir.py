@@ -186,6 +186,7 @@ class LoopProgram:
     sizes:     names of the symbolic sizes, then of run-time strides: the i64 parameters, as `Var`s
     written:   names of the arguments that are results
     sites:     what each run-time check is about
+    notes:     what else the report should say, a sentence each: what became of a plan on the way
     """
 
     name: str
@@ -195,6 +196,7 @@ class LoopProgram:
     written: tuple[str, ...]
     body: Stmt
     sites: tuple[Site, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The loop nest as readable code."""

@@ -86,7 +86,14 @@ def lower(
         written,
         body,
         tuple(scanner.bodies.sites),
+        _guards(scanned.guards),
     )
+
+
+def _guards(guarded: Iterable[str]) -> tuple[str, ...]:
+    names = ", ".join(guarded)
+    said = f"{names} run in loops over a hull of their points, under guards: isl's own may lose some"
+    return (said,) if names else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ import pytest
 
 import polyopt as po
 from polyopt import Op, f16, f32, f64, i8, i64
+from polyopt.codegen_cuda import tiled
 from polyopt.errors import BackendUnavailable
 from polyopt.runtime.cuda import compilers
 from tests.codegen_cuda.running import emulate, interpreted, lowered
@@ -151,3 +152,18 @@ def test_a_large_product_fits_registers(arch: str) -> None:
     (resources,) = compiled.resources.values()
     assert not resources.spills and resources.stack == 0
     assert resources.registers <= 128, "more would leave room for a single block of 256 threads only"
+
+
+def _product(x: f32[M, K], w: f32[K, N]) -> object:
+    y = po.tensor("y")
+    y[i, j] += x[i, k] * w[k, j]
+    return y
+
+
+def test_tiles_that_nothing_comes_of_are_logged_and_in_the_report(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tiled, "staged", lambda *_, **__: None)
+    report = str(po.op(_product).lower(M=64, N=96, K=80, target="sm_80").report())
+    assert "y_update is not summed by tiles as planned" in report
+    assert any("y_update is not summed by tiles" in record.message for record in caplog.records)

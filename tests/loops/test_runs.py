@@ -51,6 +51,14 @@ def test_a_board_has_all_of_its_squares(width: int) -> None:
     np.testing.assert_array_equal(checker(x), np.where((rows // 4 + columns) % 2 == 0, 2 * x, -x))
 
 
+def test_the_report_says_what_runs_under_guards() -> None:
+    x = np.ones((8, 4), np.float32)
+    for target in ("", "cuda"):
+        report = str(checker.lower(x, **({"target": target} if target else {})).report())
+        assert "z, z_1 run in loops over a hull of their points, under guards" in report
+    assert "under guards" not in str(strided(1, 1, 1).lower(x).report())
+
+
 def strided(modulus: int, factor: int, divisor: int) -> po.Op:
     @po.op
     def op(x: f32[M, N]):
