@@ -141,7 +141,7 @@ CASES: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
     "two sums": (moments, (SOME,), (SOME.sum(), (SOME**2).sum())),
     "columns": (columns, (a := given((3001, 40))), a[0].sum(0)),
     "rows": (rows, (SOME.reshape(3, 1000),), softmax(SOME.reshape(3, 1000))),
-    "tiles": (mm, (a := given((33, 1100), (1100, 40))), a[0] @ a[1]),
+    "tiles": (mm, (a := given((33, 50), (50, 40))), a[0] @ a[1]),
     "an edge": (padded, (a := given((4001,))), a[0][3:].sum() + 3),
     "data subscripts": (gathered, (a := (given((50,))[0], (SOME * 50).astype(np.int32))), a[0][a[1]].sum()),
     "read by all": (scaled, (SOME,), SOME / SOME.sum()),
@@ -159,6 +159,7 @@ def small_gpu() -> Any:
 def kernels_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small sums are worth splitting."""
     monkeypatch.setattr(device_sums, "LAUNCH_BYTES", 16)
+    monkeypatch.setattr(device_sums, "LEAST_TERMS", 16)
 
 
 @pytest.mark.parametrize("name", CASES)
