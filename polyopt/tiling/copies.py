@@ -23,7 +23,7 @@ from polyopt.poly.roles import Roles, roles_of
 from polyopt.poly.scop import Access, Array, Scop, Statement
 from polyopt.poly.space import Space, bounds, coalesced, stretched
 from polyopt.tiling import produced
-from polyopt.tiling.pack import Packing, PackPlan, batches_of, cut_dimension
+from polyopt.tiling.pack import Packing, PackPlan, batches_of, cut_dimension, start_column
 
 ROWS_INSIDE = 2
 """Axes along the columns of a computed block that it scans inside its terms: a run of a few rows is written on end.
@@ -80,7 +80,7 @@ def apply(scop: Scop, dependences: Dependences, plan: PackPlan) -> Packed:
             rows[copy.name] = tuple((name, axis(name)) for name in copy.scanned)
             scop = copy.applied()
             continue
-        tile = _fresh_axis(f"{packing.axis}_tile", scop.statement(packing.update))
+        tile = unused(f"{packing.axis}_tile", _axes_of_all(scop))
         sharing: Mapping[str, str] = {}
         if packing.block:
             sharing = _sharing(packing.update, packing.axis, dependences, scop)
@@ -103,11 +103,17 @@ def _by_terms(copy: _Copy, taken: set[str]) -> dict[str, tuple[tuple[str, Affine
     packing, update = copy.packing, copy.update
     assert packing.terms is not None, "terms are copied a block at a time"
     summed, terms = packing.terms
-    (start,) = (s.name for s in copy.scop.writers(update.array) if s is not update)
-    columns, over_terms = (unused(f"{name}_tile", {*update.axes, *taken}) for name in (packing.axis, summed))
+    (start,) = (s for s in copy.scop.writers(update.array) if s is not update)
+    taken = taken | _axes_of_all(copy.scop)
+    columns, over_terms = (unused(f"{name}_tile", taken) for name in (packing.axis, summed))
     outer = ((columns, axis(packing.axis) // packing.block),) if packing.block else ()
     both = (*outer, (over_terms, axis(summed) // terms))
-    return {update.name: both, copy.name: both} | ({start: outer} if outer else {})
+    found = {update.name: both, copy.name: both}
+    if outer:
+        column = start_column(update, start, packing.axis)
+        assert column is not None, "terms are copied a block at a time where the start knows its column"
+        found[start.name] = ((columns, column // packing.block),)
+    return found
 
 
 def _computed(
@@ -118,7 +124,7 @@ def _computed(
     copy = _Copy.of(scop, packing)
     update, read = copy.update, copy.access.read
     (writer,) = scop.writers(packing.array)
-    panel = unused(f"{packing.axis}_panel", {*update.axes, *writer.axes})
+    panel = unused(f"{packing.axis}_panel", _axes_of_all(scop))
     along = writer.subscripts[copy.dimension(packing.axis)]
     assert isinstance(along, Affine), "what computes an operand has affine subscripts"
     written = copy.place(writer.subscripts, axis(panel))
@@ -127,12 +133,16 @@ def _computed(
     for batch in batches_of(roles_of(update), read, packing.axis):
         row = writer.subscripts[copy.dimension(batch)]
         assert isinstance(row, Affine), "what computes an operand has affine subscripts"
-        loops.append((batch, row, {n: axis(a) for n, a in _sharing(update.name, batch, dependences, scop).items()}))
+        sharing = {n: axis(a) for n, a in _sharing(update.name, batch, dependences, scop).items()}
+        # a statement may have an axis of that name for something else, whose place the loop would take
+        others = {a for n in sharing for a in scop.statement(n).axes if axis(a) != sharing[n]}
+        others |= {a for a in writer.axes if axis(a) != row}
+        loops.append((unused(batch, others), row, sharing))
     source = scop.array(packing.array)
     array = Array(copy.name, packing.dtype or source.dtype, copy.shape(source), "local")
     if array.shape[0] != constant(1):
-        sharing = _sharing(update.name, packing.axis, dependences, scop)
-        loops.append((panel, axis(panel), {n: axis(a) // packing.points for n, a in sharing.items()}))
+        columns = _sharing(update.name, packing.axis, dependences, scop)
+        loops.append((panel, axis(panel), {n: axis(a) // packing.points for n, a in columns.items()}))
     together = set.intersection(*(set(sharing) for _, _, sharing in loops)) - {writer.name} if loops else set()
     rows = {n: tuple((loop, sharing[n]) for loop, _, sharing in loops) for n in sorted(together)}
     outer = [name for name in own.axes if name in axes_of(along)][:-ROWS_INSIDE]
@@ -369,6 +379,11 @@ def _axis_alone(subscript: ir.Subscript) -> str | None:
         if isinstance(atom, AxisRef) and subscript == axis(atom.name):
             return atom.name
     return None
+
+
+def _axes_of_all(scop: Scop) -> set[str]:
+    """The axes of all statements: a loop that several share must be called otherwise."""
+    return {name for s in scop.statements for name in s.axes}
 
 
 def _fresh_axis(name: str, statement: Statement) -> str:

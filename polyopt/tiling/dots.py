@@ -298,8 +298,9 @@ class _Sums:
     reduced: tuple[str, ...]
 
     def array(self) -> Array:
-        extents = Extents(self.scop)
-        return Array(self.name, i32, tuple(Affine(extents.axis(self.update.name, a)) for a in self.free), "local")
+        domain, axes = self.update.domain, self.update.axes  # an axis may begin late, and its elements with it
+        ends = [int(domain.dim_max_val(axes.index(name)).to_python()) + 1 for name in self.free]
+        return Array(self.name, i32, tuple(map(Affine, ends)), "local")
 
     def statements(self) -> tuple[Statement, Statement]:
         assert self.update.reducer is not None, "a contraction sums"

@@ -251,8 +251,9 @@ class Chooser:
             return None
         shape = self.roles.by_statement[self.update.name]
         summed = [name for name in shape.reduced if self.extents.axis(self.update.name, name) > 1]
-        others = {s.name for s in self.extents.scop.writers(self.update.array)} - {self.update.name}
+        others = [s for s in self.extents.scop.writers(self.update.array) if s is not self.update]
         is_alone = len(summed) == 1 and axis(summed[0]) in read.subscripts and len(others) == 1
+        is_alone = is_alone and start_column(self.update, others[0], tile.lanes) is not None
         question = f"a block of terms of {self.update.name} at a time"
         if not is_alone or not picks.choose(question, True, lambda: (True, False)):
             return None
@@ -348,6 +349,16 @@ class Chooser:
 def batches_of(shape: AxisRoles, read: ir.Read, lanes: str) -> tuple[str, ...]:
     """The axes of the result, other than the lanes, that an operand knows: it has a panel for each of their points."""
     return tuple(name for name in shape.free if name != lanes and name in _axes(read))
+
+
+def start_column(update: Statement, start: Statement, lanes: str) -> Affine | None:
+    """The point along the lanes of a contraction that an instance of what its sums start from is for; None where the
+    instance's own axes do not say."""
+    written, own = update.subscripts[-1], start.subscripts[-1]
+    if not isinstance(written, Affine) or not isinstance(own, Affine):
+        return None
+    offset = written - axis(lanes)
+    return own - offset if offset.is_constant else None
 
 
 def cut_dimension(read: ir.Read, name: str) -> int:

@@ -343,3 +343,19 @@ def test_a_tensor_may_have_the_name_that_a_statement_of_sums_would_have(
     for found, wanted in zip(op(x, w), op.reference(x, w)):
         np.testing.assert_array_equal(found, wanted)
     assert not op.lower(x, w, target=VNNI).fallback and not caplog.records
+
+
+@pytest.mark.parametrize("dtype", [i8, u8], ids=str)
+def test_rows_that_begin_late_have_sums_of_their_own(dtype: DType, caplog: pytest.LogCaptureFixture) -> None:
+    late, later = po.index("i", 2, 70), po.index("j", 3, 300)
+
+    def product(x: Any, w: Any) -> Any:
+        y = po.tensor("y")
+        y[late, later] += x[late, k] * w[k, later]
+        return y[2:, 3:]
+
+    product.__annotations__ = {"x": dtype[M, K], "w": dtype[K, N]}
+    info, op, random = np.iinfo(dtype.numpy), po.op(product), np.random.default_rng(0)
+    x, w = (random.integers(info.min, info.max + 1, s).astype(dtype.numpy) for s in ((70, 131), (131, 300)))
+    np.testing.assert_array_equal(op(x, w), x[2:].astype(int) @ w[:, 3:].astype(int))
+    assert not op.lower(x, w, target=VNNI).fallback and not caplog.records

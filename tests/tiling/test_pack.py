@@ -285,3 +285,37 @@ def test_an_index_may_have_the_name_that_a_copy_would_give_its_own(caplog: pytes
     x, w = (np.random.default_rng(0).integers(-4, 5, s).astype(np.float32) for s in ((64, 65, 9), (65, 9, 1024)))
     np.testing.assert_array_equal(op(x, w), np.einsum("ikq,kqj->ij", x, w[::-1]))
     assert not caplog.records
+
+
+def test_an_index_may_have_the_name_of_a_loop_over_blocks(caplog: pytest.LogCaptureFixture) -> None:
+    e = po.index("j_tile")
+
+    @po.op
+    def op(x: f32[M, K], w: f32[K, N], b: f32[N]):
+        y, z = po.tensors("y z")
+        y[i, j] = b[j]
+        y[i, j] += x[i, k] * w[k, j]
+        z[i, e] = po.maximum(y[i, e], 0)
+        return z
+
+    x, w, b = (np.random.default_rng(0).integers(-3, 4, s).astype(np.float32) for s in ((64, 513), (513, 1024), 1024))
+    np.testing.assert_array_equal(op(x, w, b), np.maximum(x @ w + b, 0))
+    assert not caplog.records
+
+
+def test_the_batch_of_a_computed_operand_may_have_the_name_of_its_column(caplog: pytest.LogCaptureFixture) -> None:
+    A, C, F, H, Q, W = po.sizes("A C F H Q W")
+    q, p, c, o, inner, column = po.indices("q p c o inner j")
+    r, a, h, w = (po.index(n, extent=e) for n, e in (("r", 3), ("a", 7), ("p", 21), ("j", 19)))
+
+    @po.op
+    def op(x: f32[M, C, A, H, W], f: f32[F, Q]):
+        u, y = po.tensors("u y")
+        u[q, 3 * c + r, a * (21 * 19) + h * 19 + w] = x[q, c, a, h + r, w]
+        y[p, o, column] += f[o, inner] * u[p, inner, column]
+        return y
+
+    x, f = (np.random.default_rng(0).integers(-3, 4, s).astype(np.float32) for s in ((2, 40, 7, 23, 19), (33, 120)))
+    windows = np.stack([x[:, :, :, r : r + 21] for r in range(3)], 2).reshape(2, 120, -1)
+    np.testing.assert_array_equal(op(x, f), f @ windows)
+    assert not caplog.records

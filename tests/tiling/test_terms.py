@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import f32
+from polyopt import f32, f64
 from polyopt.target import preset
 from polyopt.tiling import pack
 from tests.poly import running
@@ -93,3 +93,38 @@ def test_kernels_with_blocks_of_terms_are_right() -> None:
     numbers = np.random.default_rng(0)
     x, y = numbers.standard_normal((70, 9001), np.float32), numbers.standard_normal((9001, 300), np.float32)
     np.testing.assert_allclose(product(x, y), x @ y, rtol=1e-3, atol=1e-2)
+
+
+def _numbers(*shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).integers(-3, 4, shape).astype(np.float64)
+
+
+def test_what_long_sums_start_from_may_run_over_other_axes(caplog: pytest.LogCaptureFixture) -> None:
+    """Blocks of columns are those of the start's own subscript; it was given the contraction's axis: a KeyError."""
+    other, high = po.index("s"), po.index("high", extent=1)
+
+    @po.op
+    def renamed(x: f64[M, K], w: f64[K, N], c: f64[N]):
+        y = po.tensor("y")
+        y[i, other] = c[other]
+        y[i, j] += x[i, k] * w[k, j]
+        return y
+
+    @po.op
+    def shifted(x: f64[M, K], w: f64[K, N], c: f64[N + 1]):
+        y = po.tensor("y")
+        y[i, other] = c[other]
+        y[i, j + 1] += x[i, k] * w[k, j]
+        return y
+
+    @po.op
+    def two_axes(x: f64[M, K], w: f64[K, N]):
+        y = po.tensor("y")
+        y[i, 300 * high + j] += x[i, k] * w[k, j]
+        return y
+
+    x, w, c = _numbers(33, 2500), _numbers(2500, 289), _numbers(290)
+    np.testing.assert_array_equal(renamed(x, w, c[1:]), x @ w + c[1:])
+    np.testing.assert_array_equal(shifted(x, w, c), np.concatenate([np.full((33, 1), c[0]), x @ w + c[1:]], 1))
+    np.testing.assert_array_equal(two_axes(x, w), x @ w)
+    assert not caplog.records
