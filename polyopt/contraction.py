@@ -58,10 +58,12 @@ def einsum(
 
     values, subscripts = symbolic.parse(operands, rank)
     inputs = [given[id(value)].array for value in values]
-    common = _common_dtype(inputs, dtype, casting)
+    target = None if out is None else arrays.accept(out, "out").array
+    common = _common_dtype(inputs, target, dtype, casting)
     op = _EINSUMS.op(subscripts, inputs, common)
-    if out is not None:
-        return _into(out, op, inputs, common, casting)
+    if target is not None:
+        _write(target, op, inputs, common, casting)
+        return out
     result = _ordered(op(*inputs), order, inputs)
     wrap = next((operand.wrap for operand in given.values() if operand.wrap is not None), None)
     return result if wrap is None else wrap(result)
@@ -71,14 +73,15 @@ def _accept(value: Any, position: int) -> Given:
     return arrays.accept(np.asarray(value) if isinstance(value, list | tuple) else value, f"operand {position}")
 
 
-def _common_dtype(inputs: Sequence[Array], dtype: Any, casting: str) -> DType:
-    """The dtype of the result: NumPy's common dtype, or `dtype` where every operand may be cast to it."""
+def _common_dtype(inputs: Sequence[Array], out: Array | None, dtype: Any, casting: str) -> DType:
+    """The dtype computed in: NumPy's common dtype, of `out` too, or `dtype` where every operand may be cast to it."""
     if casting not in _CASTINGS:
         raise ArgumentError(f"casting cannot be {casting!r}", fix=f"one of {', '.join(_CASTINGS)}")
     if dtype is None:
         found = [arrays.check_dtype(array, f"operand {n}") for n, array in enumerate(inputs)]
-        return _promoted(found)
-    wanted = _named(dtype)
+        wanted = _promoted(found if out is None else [*found, arrays.check_dtype(out, "out")])
+    else:
+        wanted = _named(dtype)
     for position, array in enumerate(inputs):
         _check_cast(array.dtype, wanted.numpy, casting, f"operand {position}")
     return wanted
@@ -116,17 +119,15 @@ def _check_cast(source: np.dtype[Any], wanted: np.dtype[Any], casting: Any, what
         )
 
 
-def _into(out: Any, op: Op, inputs: Sequence[Array], common: DType, casting: str) -> Any:
-    """The result written to `out`, cast if its dtype is another."""
-    target = arrays.accept(out, "out").array
+def _write(target: Array, op: Op, inputs: Sequence[Array], common: DType, casting: str) -> None:
+    """The result written to `target`, cast if its dtype is another."""
     _check_cast(common.numpy, target.dtype, casting, "the result")
     if target.dtype == common.numpy:
         op(*inputs, out=target)
-        return out
+        return
     result = op(*inputs)
     arrays.check_out(target, "einsum", dtypes.from_numpy(target.dtype), result.shape)
     np.copyto(target, result, casting="unsafe")
-    return out
 
 
 def _ordered(result: Array, order: str, inputs: Sequence[Array]) -> Array:

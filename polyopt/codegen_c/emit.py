@@ -117,7 +117,7 @@ class _Kernel:
     ) -> None:
         self.dots = dots
         self.program = program
-        self.entry = f"polyopt_{''.join(c if c.isalnum() else '_' for c in program.name)}"
+        self.entry = f"polyopt_{''.join(c if c.isascii() and c.isalnum() else '_' for c in program.name)}"
         self.flags = "" if compares_numbers(program.body) else _FLAGS[numerics]
         self.orders_zeros = numerics == "strict"
         self.module = module

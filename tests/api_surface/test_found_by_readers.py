@@ -631,3 +631,31 @@ def test_an_extent_that_turns_out_otherwise_than_it_was_used_is_an_error(dynamic
         with pytest.raises((po.ShapeError, po.DefinitionError)) as caught:
             op(*(np.ones(n) for n in args))
         assert dynamic or "was taken for" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "operands", "dtype"),
+    [
+        ("i,i", (np.full(4, 100, np.int8),) * 2, np.int64),
+        ("i,i->i", (np.full(4, 100, np.int8),) * 2, np.float64),
+        ("i->", (np.full(5, 60000, np.float16),), np.float32),
+        ("i,i", (np.full(5, 60000, np.float16),) * 2, np.float32),
+        ("i->", (np.array([True] * 3),), np.int64),
+    ],
+)
+def test_einsum_computes_in_the_dtype_of_a_wider_out(spec: str, operands: Any, dtype: Any) -> None:
+    shape = np.einsum(spec, *operands).shape
+    found, wanted = np.zeros(shape, dtype), np.zeros(shape, dtype)
+    np.einsum(spec, *operands, out=wanted)
+    assert po.einsum(spec, *operands, out=found) is found
+    assert_array_equal(found, wanted)
+
+
+def test_an_op_may_have_letters_of_any_alphabet_in_its_name() -> None:
+    @po.op
+    def größe(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = x[i] * 2
+        return y
+
+    assert_array_equal(größe(np.ones(3)), [2, 2, 2])
