@@ -141,7 +141,7 @@ CASES: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
     "two sums": (moments, (SOME,), (SOME.sum(), (SOME**2).sum())),
     "columns": (columns, (a := given((3001, 40))), a[0].sum(0)),
     "rows": (rows, (SOME.reshape(3, 1000),), softmax(SOME.reshape(3, 1000))),
-    "tiles": (mm, (a := given((33, 50), (50, 40))), a[0] @ a[1]),
+    "tiles": (mm, (a := given((33, 90), (90, 40))), a[0] @ a[1]),
     "an edge": (padded, (a := given((4001,))), a[0][3:].sum() + 3),
     "data subscripts": (gathered, (a := (given((50,))[0], (SOME * 50).astype(np.int32))), a[0][a[1]].sum()),
     "read by all": (scaled, (SOME,), SOME / SOME.sum()),
