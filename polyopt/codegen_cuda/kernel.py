@@ -45,6 +45,7 @@ from polyopt.loops.ir import (
     Load,
     Stmt,
     Store,
+    stores_of,
     substatements,
     walk,
     walk_expr,
@@ -336,6 +337,7 @@ class KernelPrinter(WarpPrinter):
                     why="the element they add to changes with some of the loops that they share",
                 )
             found.append(store)
+        _refuse_reads(body, {store.buffer for store in found})
         return found
 
     def _when_any(self, nest: Sequence[For], body: Stmt, store: Store) -> tuple[str, bool]:
@@ -390,3 +392,14 @@ class KernelPrinter(WarpPrinter):
         self._registers += 1
         name = f"{self._shared.names.arrays[store.buffer]}_sum_{self._registers}"
         return self._unused(name, "", "_any", "_parts")
+
+
+def _refuse_reads(body: Stmt, summed: set[str]) -> None:
+    """Raise `ScheduleError` where iterations read what they add up together, which is put together after them."""
+    for store in stores_of(body):
+        nodes = [node for expr in (store.value, *store.indices) for node in walk_expr(expr)]
+        for name in sorted({node.buffer for node in nodes if isinstance(node, Load)} & summed):
+            raise ScheduleError(
+                f"threads cannot share the sums of '{name}'",
+                why="the same iterations read it, and what they add is put together after them",
+            )

@@ -10,6 +10,7 @@ import pytest
 
 import polyopt as po
 from polyopt.fuzz.check import compare
+from tests.codegen_cuda.running import emulate, lowered
 
 M, N, K = po.sizes("M N K")
 i, j, k = po.indices("i j k")
@@ -100,3 +101,26 @@ def test_a_sum_and_what_else_is_done_to_its_array(define: Define, dtype: Any, dy
     for shapes in (((64, 40), (40, 64), (64, 64)), ((33, 129), (129, 31), (33, 31))):
         arrays = tuple(random.integers(-3, 4, shape).astype(dtype.numpy) for shape in shapes)
         compare(op, arrays, gpu=True)
+
+
+def test_a_sum_that_the_same_iterations_read_is_not_shared_by_threads() -> None:
+    """Found by random programs: a maximum of one term, read where it is found, was -inf until the threads combined."""
+
+    @po.op(target="sm_80")
+    def op(x: po.f64[M, N]):
+        own, bounded, top = (po.tensor(name, shape=shape, dtype=po.f32) for name, shape in SHAPES)
+        total = po.tensor("total", shape=(M,))
+        row, column = po.index("i", extent=M), po.index("j", extent=N)
+        inner = po.index("ii", extent=M)
+        own[row, column] = po.clip(po.cast(0, po.f32), -3, 3)
+        bounded[row, column] = po.clip(po.min(own.pad(2)[inner - 2 * row, column], inner), -3, 3)
+        top[row] = po.max(own[row, column], column, where=column <= row)
+        total[row] = 64.0 * po.sum(po.exp2(bounded[row, column] - top[row]), column, where=column <= row)
+        return total
+
+    x = np.zeros((1, 7))
+    outcome = emulate(lowered(op, x), {"x": x}, {})
+    assert outcome.problems == () and outcome.results[0].tolist() == [64.0]
+
+
+SHAPES = (("own", (M, N)), ("bounded", (M, N)), ("top", (M,)))
