@@ -14,7 +14,7 @@ from polyopt.codegen_cuda.expressions import helpers, in_cuda
 from polyopt.codegen_cuda.kernel import KernelPrinter
 from polyopt.codegen_cuda.partition import has_grid
 from polyopt.codegen_cuda.reductions import Reductions
-from polyopt.codegen_cuda.shapes import has_shape
+from polyopt.codegen_cuda.shapes import common, shape_of
 from polyopt.codegen_cuda.source import Branch, CudaKernel, CudaSource, Launch, Repeat, Step
 from polyopt.codegen_cuda.threads import Names
 from polyopt.codegen_cuda.vectors import facts
@@ -99,7 +99,7 @@ class _Writer:
 
     def host(self, statement: Stmt) -> tuple[Step, ...]:
         """What the host does for a statement."""
-        is_one = not has_grid(statement) and (not isinstance(statement, Block) or has_shape(statement))
+        is_one = not has_grid(statement) and (not isinstance(statement, Block) or shape_of(statement) is not None)
         if is_one or (isinstance(statement, For) and statement.kind == "grid"):
             return (self.launch(statement),)
         match statement:
@@ -120,17 +120,18 @@ class _Writer:
         """Statements in order; neighbors without a grid share a kernel, where their blocks have one shape."""
         steps: list[Step] = []
         together: list[Stmt] = []
+        threads: tuple[int, ...] = ()
         for statement in body:
-            if not has_grid(statement) and (not together or has_shape(_joined([*together, statement]))):
-                together.append(statement)
-                continue
-            if together:
+            own = None if has_grid(statement) else shape_of(statement)
+            shared = None if own is None else common((threads, own))
+            if together and shared is None:
                 steps.append(self.launch(_joined(together)))
                 together = []
-            if not has_grid(statement):
+            if own is None:
+                steps, threads = [*steps, *self.host(statement)], ()
+            else:
                 together.append(statement)
-                continue
-            steps += self.host(statement)
+                threads = own if shared is None else shared
         if together:
             steps.append(self.launch(_joined(together)))
         return tuple(steps)

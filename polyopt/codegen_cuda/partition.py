@@ -33,6 +33,7 @@ from polyopt.loops.ir import (
     buffers_used,
     index_var,
     integer,
+    stores_of,
     walk,
 )
 from polyopt.loops.scan import both
@@ -58,8 +59,11 @@ def partition(
     body = cutter.host(program.body)
     buffers.update({inner.buffer.name: inner.buffer for inner in walk(body) if isinstance(inner, Alloc)})
     body = cutter.vectors.everywhere(body)
+    notes = dict.fromkeys(cutter.notes)
+    for note in notes:
+        _LOG.warning("%s: %s", program.name, note)
     workspace = (*program.workspace, *cutter.hoisted)
-    return replace(program, body=body, workspace=workspace, notes=(*program.notes, *cutter.notes))
+    return replace(program, body=body, workspace=workspace, notes=(*program.notes, *notes))
 
 
 def has_grid(statement: Stmt) -> bool:
@@ -121,7 +125,7 @@ class _Cutter:
         if prod(loop.chunk for loop in loops) > BLOCK_POINTS:
             staged = self.staged(loops, body)
             if staged is None:
-                self.report_untiled(body)
+                self.notes += self.untiled(body)
                 staged = turning.turned(loops, body, self.vectors)
             if staged is not None:
                 return staged
@@ -154,11 +158,10 @@ class _Cutter:
             ranges[loop.var] = index_var(name), folded("sub", end, integer(1))
         return _joined(loops, outer, points, body)
 
-    def report_untiled(self, body: Stmt) -> None:
-        """Says of which planned tiles nothing comes."""
-        for name in sorted({inner.statement for inner in walk(body) if isinstance(inner, Store)} & self.plans.keys()):
-            self.notes.append(f"{name} is not summed by tiles as planned: its loops do not allow them")
-            _LOG.warning("%s", self.notes[-1])
+    def untiled(self, body: Stmt) -> list[str]:
+        """What the report says of planned tiles that nothing comes of."""
+        names = {store.statement for store in stores_of(body)} & self.plans.keys()
+        return [f"{name} is not summed by tiles as planned: its loops do not allow them" for name in sorted(names)]
 
     def staged(self, loops: tuple[For, ...], body: Stmt) -> Stmt | None:
         """The nest as tiles of a contraction. Where sizes decide whether rows start at multiples of a vector, there is

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -29,26 +29,30 @@ REGISTER_ELEMS = 16
 """A buffer of at most this many elements, all indices known, is kept in registers."""
 
 
-def has_shape(statement: Stmt) -> bool:
-    """Whether all nests of a statement want blocks of one shape."""
-    try:
-        dims(statement)
-    except ScheduleError:
-        return False
-    return True
-
-
 def dims(statement: Stmt) -> tuple[int, ...]:
-    """Threads along each dimension of a block: those of the longest nest of block loops."""
+    """Threads along each dimension of a block. Raises `ScheduleError` where nests want different ones."""
+    found = common(_paths(statement, ()))
+    if found is None:
+        raise ScheduleError(
+            "nests of one kernel want blocks of different shapes", why=", ".join(map(str, {*_paths(statement, ())}))
+        )
+    return found
+
+
+def common(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The longest of some shapes of blocks, of which all others are beginnings; None where there is none."""
     longest: tuple[int, ...] = ()
-    paths = list(_paths(statement, ()))
-    for path in paths:
-        if len(path) > len(longest):
-            longest = path
-    for path in paths:
-        if path != longest[: len(path)]:
-            raise ScheduleError("nests of one kernel want blocks of different shapes", why=f"{path} and {longest}")
+    for shape in shapes:
+        shorter, longer = sorted((shape, longest), key=len)
+        if longer[: len(shorter)] != shorter:
+            return None
+        longest = longer
     return longest
+
+
+def shape_of(statement: Stmt) -> tuple[int, ...] | None:
+    """Threads along each dimension of a block for a statement; None where its nests want different ones."""
+    return common(_paths(statement, ()))
 
 
 def _paths(statement: Stmt, outside: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
