@@ -21,8 +21,8 @@ from polyopt.errors import DefinitionError, Span
 
 Extents = tuple[Affine | None, ...]
 ONE = af.constant(1)
-LAST = 1 << 30
-"""The turn of an axis that inferred extents determine."""
+_EXPLICIT, _ALONE, _LAST = 0, 1, 1 << 30
+"""When an axis gets its range: given by the user, of the extent that it indexes alone, from inferred extents."""
 
 
 def known_extents(tensor: Handle, *, only_one: bool = False) -> Extents:
@@ -224,26 +224,25 @@ class _Ranges:
         lower = {name: af.constant(0) for name in scope.axes.values()} | _known(_explicit(scope, sizes, upper=False))
         first = _Ranges(scope, lower, alone)
         bounding = [c for c in constraints if c.is_plain and c.extent is not None and not first._holds(c)]
-        narrowed = first._narrowed(bounding, fixed, turns)
+        narrowed = first._narrowed(bounding, turns)
         if not guarded:
             return narrowed
         # Which other reads happen is for isl to find out; it does not matter where they bound nothing more.
         kept = {name: bound if first.upper.get(name) == bound else None for name, bound in narrowed.upper.items()}
         return _Ranges(scope, lower, kept)
 
-    def _narrowed(
-        self, constraints: Sequence[_Constraint], fixed: Mapping[str, Affine | None], turns: Mapping[str, int]
-    ) -> _Ranges:
-        """Upper bounds that also keep subscripts within their extents: of each subscript the axis that has its range
-        last. fixed: ranges that are explicit, by axis"""
+    def _narrowed(self, constraints: Sequence[_Constraint], turns: Mapping[str, int]) -> _Ranges:
+        """Upper bounds that also keep subscripts within their extents: of each subscript the axes that get their ranges
+        last, but for explicit ones."""
         upper = dict(self.upper)
         for constraint in constraints:
             subscript = constraint.subscript
+            last = max((turns.get(name, _LAST) for name in af.axes_of(subscript)), default=_EXPLICIT)
+            if _alone(subscript) is not None or last == _EXPLICIT:
+                continue
             for atom, coefficient in subscript.terms:
-                for name in af.axes_of(Affine(0, ((atom, 1),))) - fixed.keys():
-                    mine = turns.get(name, LAST)
-                    waits = any(turns.get(other, LAST) > mine for other in af.axes_of(subscript))
-                    if _alone(subscript) is None and not waits:
+                for name in af.axes_of(Affine(0, ((atom, 1),))):
+                    if turns.get(name, _LAST) == last:
                         bound = self._end(constraint, atom, coefficient)
                         upper[name] = _pick([upper[name], bound] if name in upper else [bound], greatest=False)
         return _Ranges(self.scope, self.lower, upper)
@@ -310,10 +309,10 @@ class _Constraint:
 
 
 def _turns(constraints: Sequence[_Constraint], fixed: Iterable[str], given: Iterable[str]) -> dict[str, int]:
-    """When axes get their ranges that do not wait for inferred extents: explicit ones, those that stand alone in
-    parameters and tensors with `shape=`, then those that subscripts there determine."""
-    turns = dict.fromkeys(given, 1) | dict.fromkeys(fixed, 0)
-    turn = 1
+    """When axes get their ranges that do not wait for inferred extents, in the order of `poly.ranges`: explicit ones,
+    those that stand alone in parameters and tensors with `shape=`, then those that subscripts there determine."""
+    turns = dict.fromkeys(given, _ALONE) | dict.fromkeys(fixed, _EXPLICIT)
+    turn = _ALONE
     while True:
         turn += 1
         opened = [af.axes_of(c.subscript) - turns.keys() for c in constraints if c.is_given and c.is_plain]
