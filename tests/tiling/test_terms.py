@@ -127,4 +127,8 @@ def test_what_long_sums_start_from_may_run_over_other_axes(caplog: pytest.LogCap
     np.testing.assert_array_equal(renamed(x, w, c[1:]), x @ w + c[1:])
     np.testing.assert_array_equal(shifted(x, w, c), np.concatenate([np.full((33, 1), c[0]), x @ w + c[1:]], 1))
     np.testing.assert_array_equal(two_axes(x, w), x @ w)
+    lowerings = [op.lower(M=33, K=2500, N=289, target=MACHINE) for op in (renamed, shifted, two_axes)]
+    blocks = ["terms along k at a time" in str(lowering.fusion) for lowering in lowerings]
+    assert blocks == [True, True, False], "of two axes, a zero's own ones do not say for which column it is"
+    assert not any(lowering.fallback for lowering in lowerings)
     assert not caplog.records

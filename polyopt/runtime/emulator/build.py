@@ -28,8 +28,6 @@ _CHECKED = (
     *("-fno-tree-loop-im", "-fno-tree-phiprop"),
     *("-fno-tree-sra", "-fno-store-merging", "-fno-tree-vectorize", "-fno-tree-slp-vectorize"),
 )
-
-
 _UNSET = "-ftrivial-auto-var-init=pattern"
 """Registers that nobody has set hold no likely number."""
 _KNOWS_UNSET = 12
@@ -73,6 +71,7 @@ def build_kernels(text: str, runtime: bytes, *, is_checked: bool, contract: bool
 
 @cache
 def _checked() -> tuple[str, ...]:
+    """The options of checked kernels that this machine's g++ knows."""
     version = subprocess.run([compiler() or "g++", "-dumpversion"], capture_output=True, text=True, check=False).stdout
     first = version.partition(".")[0].strip()
     return (*_CHECKED, _UNSET) if first.isdigit() and int(first) >= _KNOWS_UNSET else _CHECKED
