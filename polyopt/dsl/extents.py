@@ -197,10 +197,10 @@ def _affine(expr: Expr, scope: Scope) -> Affine | None:
 
 @dataclass(frozen=True, slots=True)
 class _Ranges:
-    """The ranges of a definition's indices, by axis name: lower bounds and, where plain, exclusive upper bounds."""
+    """The ranges of a definition's indices by axis name: lower and exclusive upper bounds, None where not plain."""
 
     scope: Scope
-    lower: Mapping[str, Affine]
+    lower: Mapping[str, Affine | None]
     upper: Mapping[str, Affine | None]
 
     @staticmethod
@@ -224,28 +224,36 @@ class _Ranges:
         lower = {name: af.constant(0) for name in scope.axes.values()} | _known(_explicit(scope, sizes, upper=False))
         first = _Ranges(scope, lower, alone)
         bounding = [c for c in constraints if c.is_plain and c.extent is not None and not first._holds(c)]
-        narrowed = first._narrowed(bounding, turns)
-        if not guarded:
-            return narrowed
-        # Which other reads happen is for isl to find out; it does not matter where they bound nothing more.
-        kept = {name: bound if first.upper.get(name) == bound else None for name, bound in narrowed.upper.items()}
-        return _Ranges(scope, lower, kept)
+        if guarded:
+            # Which other reads happen is for isl to find out; it does not matter where they bound nothing more.
+            narrowed = first._narrowed(bounding, turns).upper
+            kept = {name: bound if first.upper.get(name) == bound else None for name, bound in narrowed.items()}
+            return _Ranges(scope, lower, kept)
+        from_zero = fixed.keys() | {_alone(c.subscript) for c in constraints if c.is_plain}
+        from_zero |= {_alone(left) for s in definition.subscripts if (left := _affine(s, scope)) is not None}
+        bounded = {name for constraint in bounding for name in af.axes_of(constraint.subscript)}
+        begun = {name: start for name, start in lower.items() if name in from_zero or name not in bounded}
+        return _Ranges(scope, begun, alone)._narrowed(bounding, turns)
 
     def _narrowed(self, constraints: Sequence[_Constraint], turns: Mapping[str, int]) -> _Ranges:
-        """Upper bounds that also keep subscripts within their extents: of each subscript the axes that get their ranges
+        """Bounds that also keep subscripts within their extents: of each subscript the axes that get their ranges
         last, but for explicit ones."""
-        upper = dict(self.upper)
-        for constraint in constraints:
-            subscript = constraint.subscript
-            last = max((turns.get(name, _LAST) for name in af.axes_of(subscript)), default=_EXPLICIT)
-            if _alone(subscript) is not None or last == _EXPLICIT:
-                continue
-            for atom, coefficient in subscript.terms:
-                for name in af.axes_of(Affine(0, ((atom, 1),))):
-                    if turns.get(name, _LAST) == last:
-                        bound = self._end(constraint, atom, coefficient)
-                        upper[name] = _pick([upper[name], bound] if name in upper else [bound], greatest=False)
-        return _Ranges(self.scope, self.lower, upper)
+        ranges = self
+        for turn in sorted({*turns.values(), _LAST} - {_EXPLICIT}):
+            lower, upper = dict(ranges.lower), dict(ranges.upper)
+            for constraint in constraints:
+                subscript = constraint.subscript
+                last = max((turns.get(name, _LAST) for name in af.axes_of(subscript)), default=_EXPLICIT)
+                if last != turn or _alone(subscript) is not None:
+                    continue
+                for atom, coefficient in subscript.terms:
+                    start, end = ranges._window(constraint, atom, coefficient)
+                    for name in af.axes_of(Affine(0, ((atom, 1),))):
+                        if turns.get(name, _LAST) == turn:
+                            lower[name] = _pick([lower[name], start] if name in lower else [start], greatest=True)
+                            upper[name] = _pick([upper[name], end] if name in upper else [end], greatest=False)
+            ranges = _Ranges(self.scope, lower, upper)
+        return ranges
 
     def _holds(self, constraint: _Constraint) -> bool:
         """Whether the guards around a read keep its subscript below its extent."""
@@ -256,23 +264,27 @@ class _Ranges:
         left = None if greatest is None else constraint.extent - 1 - greatest
         return left is not None and left.is_constant and left.constant >= 0
 
-    def _end(self, constraint: _Constraint, atom: af.Atom, coefficient: int) -> Affine | None:
-        """The end of an axis such that a subscript in which it occurs in `coefficient * atom` stays in its extent."""
+    def _window(self, constraint: _Constraint, atom: af.Atom, coefficient: int) -> tuple[Affine | None, Affine | None]:
+        """The start and the end of an axis such that a subscript in which it occurs in `coefficient * atom` stays in
+        its extent; each None where it is not plain."""
         assert constraint.extent is not None, "those without one are left out"
-        term = Affine(0, ((atom, coefficient),))
-        greatest, least = self.greatest(constraint.subscript - term), self.greatest(term - constraint.subscript)
-        if isinstance(atom, AxisRef) and coefficient < 0:
-            return None if least is None else (-least) // -coefficient + 1
-        if greatest is None or coefficient < 0:
-            return None
-        end = (constraint.extent - 1 - greatest) // coefficient + 1
-        if isinstance(atom, AxisRef):
-            return end
+        rest = constraint.subscript - Affine(0, ((atom, coefficient),))
+        greatest, negated_least = self.greatest(rest), self.greatest(-rest)
+        below = None if negated_least is None else -negated_least
+        above = None if greatest is None else constraint.extent - 1 - greatest
+        if coefficient < 0:
+            coefficient, below, above = -coefficient, above, below
+        # -below <= coefficient * atom <= above
+        start = None if below is None else -(below // coefficient)
+        end = None if above is None else above // coefficient + 1
         match atom:
+            case AxisRef():
+                return start, end
             case af.FloorDiv(Affine(shift, ((AxisRef(), 1),)), divisor):
-                return end * divisor - shift
+                started = None if start is None else start * divisor - shift
+                return started, None if end is None else end * divisor - shift
             case _:
-                return None
+                return None, None
 
     def greatest(self, value: Affine | None) -> Affine | None:
         """The greatest value of an affine expression over the ranges; None where that is not plain."""
@@ -282,7 +294,7 @@ class _Ranges:
         for atom, coefficient in value.terms:
             if isinstance(atom, AxisRef):
                 upper = self.upper.get(atom.name)
-                end = self.lower[atom.name] if coefficient < 0 else None if upper is None else upper - 1
+                end = self.lower.get(atom.name) if coefficient < 0 else None if upper is None else upper - 1
                 if end is None:
                     return None
                 total = total + end * coefficient

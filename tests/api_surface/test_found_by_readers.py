@@ -622,6 +622,26 @@ def test_an_extent_that_turns_out_otherwise_than_it_was_used_is_an_error(dynamic
         op(np.ones(5), np.ones(8))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_extent_of_a_local_tensor_whose_index_does_not_begin_at_zero(dynamic: bool) -> None:
+    k = po.index("k")
+
+    @po.op(dynamic=dynamic)
+    def op(x: f64[N], w: f64[M]):
+        turned, summed, s, length = po.tensors("turned summed s length")
+        turned[N + 1 - i] = x[i - 2]
+        summed[i] = po.sum(x[i - k] * w[k - 2], k)
+        s[()] = turned.shape[0]
+        length[()] = summed.shape[0]
+        return turned[:], s, summed[M + 1 :], length
+
+    x, w = np.arange(1.0, 9.0), np.arange(1.0, 4.0)
+    turned, n, summed, length = op(x, w)
+    assert_array_equal(turned, x[::-1])
+    assert_array_equal(summed, np.convolve(x, w, "valid"))
+    assert (int(n), int(length)) == (8, 10)
+
+
 def test_the_longest_of_several_runs_is_not_what_was_used() -> None:
     @po.op
     def op(x: f64[N]):
