@@ -37,7 +37,7 @@ from polyopt.loops.ir import (
 )
 from polyopt.loops.placement import Placement
 from polyopt.loops.rename import rename
-from polyopt.loops.scan import NotAffine, affine_expr, as_affine, as_expr, operation
+from polyopt.loops.scan import NotAffine, affine_expr, as_affine, as_condition, as_expr, operation
 from polyopt.poly.scop import Array, Scop, Statement
 from polyopt.poly.space import node_kind
 from polyopt.poly.storage import Storage, StoragePlan
@@ -274,7 +274,7 @@ class _Scanner:
             children = node.block_get_children()
             return Block(tuple(self.node(children.get_at(n), loop) for n in range(children.n_ast_node())))
         if kind == _IF:
-            condition = as_expr(node.if_get_cond(), self.names, frozenset(self.scop.sizes))
+            condition = as_condition(node.if_get_cond(), self.names, frozenset(self.scop.sizes))
             then = self.node(node.if_get_then_node(), loop)
             otherwise = self.node(node.if_get_else_node(), loop) if node.if_has_else_node() else None
             return If(condition, then, otherwise)
@@ -332,7 +332,7 @@ class _Scanner:
         """Whether an instance is one of those that a guard leaves."""
         names = [f"axis.{number}" for number in range(len(values))]
         condition = isl.AstBuild.from_context(self.scop.context).expr_from_set(guard)
-        expr = as_expr(condition, {name: name for name in names}, frozenset(self.scop.sizes))
+        expr = as_condition(condition, {name: name for name in names}, frozenset(self.scop.sizes))
         return substitute(expr, {name: affine_expr(value) for name, value in zip(names, values, strict=True)})
 
     def floors(self, statement: str) -> dict[FloorDiv, Affine]:

@@ -87,11 +87,11 @@ def as_expr(ast: isl.AstExpr, names: Mapping[str, str], sizes: frozenset[str]) -
     if op in _COMPARISONS:
         return Op(_COMPARISONS[op], tuple(args), bool_)
     if op in (_AND, _OP.and_then):
-        return reduce(lambda a, b: Op("and", (a, b), bool_), args)
+        return reduce(lambda a, b: Op("and", (a, b), bool_), map(_truth, args))
     if op in (_OR, _OP.or_else):
-        return reduce(lambda a, b: Op("or", (a, b), bool_), args)
+        return reduce(lambda a, b: Op("or", (a, b), bool_), map(_truth, args))
     if op in (_OP.select, _OP.cond):
-        return Op("select", tuple(args), i64)
+        return Op("select", (_truth(args[0]), *args[1:]), i64)
     if op == _OP.minus:
         return Op("neg", tuple(args), i64)
     if op in _DIVISIONS:
@@ -102,6 +102,18 @@ def as_expr(ast: isl.AstExpr, names: Mapping[str, str], sizes: frozenset[str]) -
         name = _MIXED[op]
         return reduce(lambda a, b: Op(name, (a, b), i64), args)
     raise ScheduleError("isl's AST has an operation that was not expected", why=ast.to_C_str())
+
+
+def as_condition(ast: isl.AstExpr, names: Mapping[str, str], sizes: frozenset[str]) -> Expr:
+    """The AST expression of a guard as a bool."""
+    return _truth(as_expr(ast, names, sizes))
+
+
+def _truth(expr: Expr) -> Expr:
+    """A condition as a bool: isl says 1 for what always holds, alone or among comparisons."""
+    if expr.dtype == bool_:
+        return expr
+    return Const(bool(expr.value), bool_) if isinstance(expr, Const) else Op("ne", (expr, integer(0)), bool_)
 
 
 def operation(ast: isl.AstExpr) -> isl.ast_expr_op_type:

@@ -16,7 +16,7 @@ from polyopt.dtypes import bool_, i64
 from polyopt.errors import ScheduleError
 from polyopt.loops.ir import Expr, index_var, integer
 from polyopt.loops.lower import _plus_one
-from polyopt.loops.scan import NotAffine, affine_expr, as_affine, as_expr, both, condition_expr
+from polyopt.loops.scan import NotAffine, affine_expr, as_affine, as_condition, as_expr, both, condition_expr
 
 SIZES = frozenset({"n", "m"})
 VALUES = [dict(zip(("n", "m"), pair, strict=True)) for pair in product((-7, -1, 0, 1, 2, 5, 12), (1, 3, 4))]
@@ -116,6 +116,16 @@ def test_a_guard_is_a_condition_of_comparisons(text: str) -> None:
     assert expr.dtype == bool_
     for values in VALUES:
         assert bool(value(expr, values)) == CONDITIONS[text](**values)
+
+
+def test_what_always_holds_is_a_condition_among_others() -> None:
+    """isl says the number 1 for it: `n < 0 or 1`."""
+    always, below = isl.AstExpr.from_val(isl.Val(1)), condition_of("n < 0")
+    for ast, always_holds in ((always, True), (below.or_(always), True), (below.and_(always), False)):
+        expr = as_condition(ast, {}, SIZES)
+        assert expr.dtype == bool_
+        assert all(bool(value(expr, values)) == (always_holds or values["n"] < 0) for values in VALUES)
+        assert all(part.dtype == bool_ for part in getattr(expr, "args", ()) if isinstance(part, Const))
 
 
 def test_iterators_take_the_names_of_the_loops() -> None:
