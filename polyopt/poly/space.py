@@ -452,18 +452,23 @@ def _as_affines(bound: isl.PwAff, *, largest: bool) -> tuple[Affine, ...] | None
 
 
 def _expressions(bound: isl.PwAff, *, largest: bool) -> tuple[Affine, ...] | None:
+    """`_as_affines`, within the operations that are left: each piece is the smallest (largest) of all where it holds.
+
+    That says the same as combining the pieces and comparing, whose cost isl's operations do not bound.
+    """
     domain = bound.domain()
-    combine = isl.PwAff.min if largest else isl.PwAff.max
-    pieces = list(dict.fromkeys(affine_from_aff(piece) for _, piece in bound.get_pieces()))
+    found = [(where.params(), affine_from_aff(piece)) for where, piece in bound.get_pieces()]
+    pieces = tuple(dict.fromkeys(piece for _, piece in found))
     space = Space("", (), tuple(str(domain.get_dim_name(_PARAM, p)) for p in range(domain.dim(_PARAM))))
-    functions = [_on_sizes(domain, space, piece) for piece in pieces]
-    for piece, function in zip(pieces, functions, strict=True):
-        if function.is_equal(bound):
+    for piece in pieces:
+        if _on_sizes(domain, space, piece).is_equal(bound):
             return (piece,)
-    value = functions[0]
-    for other in functions[1:]:
-        value = combine(value, other)
-    return tuple(pieces) if value.is_equal(bound) else None
+    for where, piece in found:
+        for other in pieces:
+            difference = piece - other if largest else other - piece
+            if other != piece and not where.intersect(space.condition(Compare(difference, ">")).params()).is_empty():
+                return None
+    return pieces
 
 
 def _on_sizes(domain: isl.Set, space: Space, affine: Affine) -> isl.PwAff:

@@ -230,6 +230,19 @@ def nested_quotients(depth: int) -> tuple[po.Op, tuple[np.ndarray, ...]]:
     return quotients, (X,)
 
 
+def guarded_quotients(divisor: int) -> tuple[po.Op, tuple[np.ndarray, ...]]:
+    """An end of a range that is the least of several quotients of open sizes."""
+
+    @po.op(dynamic=True)
+    def guarded(x: i64[M], z: i64[N]):
+        y, k = po.tensor("y"), i // divisor + i % 2
+        y[2 * i] = po.where(i < M - 1, po.where((k >= 0) & (k < N), z[k], 1), z[N - 1])
+        y[2 * i + 1] = po.where((i + i >= 0) & (i + i < N), z[i + i], 1)
+        return y
+
+    return guarded, (X[:1], X[:1])
+
+
 def triangles(depth: int) -> tuple[po.Op, tuple[np.ndarray, ...]]:
     """A sum over a simplex."""
     indices = [po.index(f"a{n}", extent=N) for n in range(depth)]
@@ -300,6 +313,7 @@ ADVERSARIES = {
         (coefficient, (2, 1000, 10**6, 2**31 - 1, 2**40 + 1)),
         (modulus, (3, 64, 1009, 65537, 10**9 + 7)),
         (nested_quotients, (1, 2, 4, 8, 16)),
+        (guarded_quotients, (2, 3, 4, 5, 7)),
         (triangles, (2, 3, 4, 5, 6)),
         (transposes, (2, 4, 8, 16, 24)),
         (time_steps, (2, 3, 10, 100, 1000)),
