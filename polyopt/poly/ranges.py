@@ -252,11 +252,12 @@ class _State:
         return False
 
     def _borrow(self, key: Key, uses: Sequence[_Use], extents: Extents) -> None:
-        """Notes the inferred extents that an axis was determined from; those that may still grow must be reached."""
+        """Notes the inferred extents that an axis was determined from; those that may still grow, or that guards may
+        leave without an element, must be reached."""
         sources = {(use.tensor, use.dimension) for use in uses if not extents.is_fixed(use.tensor)}
         self.borrowed[key] = {source: extents.value(*source) for source in sources}
         for source, extent in self.borrowed[key].items():
-            if extents.get(*source, final=True) is None:
+            if extents.get(*source, final=True) is None or extents.is_guarded(*source):
                 error = partial(self._unreached, key, source, extent)
                 extents.demand_reached(*source, error)
 

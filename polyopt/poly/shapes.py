@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from typing import Literal
 
 import islpy as isl
@@ -116,7 +116,12 @@ class Extents:
     ) -> None:
         ready = [d for d in definitions if _is_ready(d, dimension, known[d.name])]
         needs: list[Compare] = []
-        reached = [self._same.apply(_reach(d, dimension, known[d.name], self._program.sizes, needs)) for d in ready]
+        sizes, certain = self._program.sizes, self._certain(ready, dimension, known)
+        reached = [
+            self._same.apply(_reach(d, dimension, known[d.name], sizes, needs))
+            for d in ready
+            if not self._is_within(d, dimension, known[d.name], certain)
+        ]
         if reached:
             if len(tightest(reached, largest=True)) > 1:
                 joint = _reach_together([(d, known[d.name]) for d in ready], dimension, self._program.sizes)
@@ -128,6 +133,31 @@ class Extents:
             for need in (*needs, *self._needs_of_ranges(name, dimension)):
                 self.demand(need)
 
+    def _certain(self, ready: Sequence[ir.Equation], dimension: int, known: Mapping[str, Ranges]) -> list[Affine]:
+        """The ends of what definitions reach without guards, by ranges of one end each."""
+        found: list[Affine] = []
+        for definition in ready:
+            subscript, axes = _subscript(definition, dimension, known[definition.name])
+            if _reach_guard(definition) == TRUE and all(len(a.upper) == 1 == len(a.lower) for a in axes.values()):
+                end = extreme(subscript, axes, largest=True)
+                found += [] if end is None else [self._same.apply(end)]
+        return found
+
+    def _is_within(self, definition: ir.Equation, dimension: int, ranges: Ranges, certain: Sequence[Affine]) -> bool:
+        """Whether a definition with a range of several ends, the least of which counts, reaches no further than others.
+
+        So it is for the diagonal, `y[i, i] += 1`, of a tensor of M x N elements, whatever is larger.
+        """
+        subscript, axes = _subscript(definition, dimension, ranges)
+        if not certain or all(len(a.upper) == 1 == len(a.lower) for a in axes.values()):
+            return False
+        for bounds in product(*(product(a.lower, a.upper) for a in axes.values())):
+            single = {name: ir.Axis(name, (low,), (high,)) for name, (low, high) in zip(axes, bounds, strict=True)}
+            end = extreme(subscript, single, largest=True)
+            if end is not None and any(is_nonnegative(other - self._same.apply(end)) for other in certain):
+                return True
+        return False
+
     def _needs_of_ranges(self, name: str, dimension: int) -> Iterator[Compare]:
         """That ranges have points where a guard makes the extent end before they do: without any it ends as they do."""
         for definition, ranges in self._reached_by.get((name, dimension), ()):
@@ -138,6 +168,10 @@ class Extents:
             for one in axes.values():
                 spans = (upper - lower - 1 for lower in one.lower for upper in one.upper)
                 yield from (Compare(s, ">=") for s in spans if not s.is_constant and not is_nonnegative(s))
+
+    def is_guarded(self, tensor: str, dimension: int) -> bool:
+        """Whether all definitions that an extent comes from have guards, which for some sizes may never hold."""
+        return all(_reach_guard(definition) != TRUE for definition, _ in self._reached_by.get((tensor, dimension), ()))
 
     def demand_reached(self, tensor: str, dimension: int, error: Refutation) -> None:
         """Asks the sizes that the extent known so far is reached; `error` is for sizes for which it is not.

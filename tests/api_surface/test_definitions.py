@@ -339,6 +339,21 @@ def test_a_diagonal_may_be_defined_apart() -> None:
     assert_array_equal(f(x), wanted)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3), (3, 2), (4, 4), (0, 3)])
+def test_the_diagonal_of_a_tensor_need_not_be_as_long_as_its_rows(dynamic: bool, shape: tuple[int, int]) -> None:
+    """With open sizes M == N was asked for."""
+
+    @po.op(dynamic=dynamic)
+    def f(x: f64[M, N]):
+        y = po.tensor("y")
+        y[i, j] = x[i, j]
+        y[i, i] += 1.0
+        return y
+
+    assert_array_equal(f(np.zeros(shape)), np.eye(*shape))
+
+
 def test_the_order_of_the_text_does_not_matter() -> None:
     t = po.index("t", 1, N)
 

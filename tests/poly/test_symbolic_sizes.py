@@ -71,6 +71,13 @@ def a_term_that_never_happens(x: Tensor, y: Tensor) -> None:
     y[j] = x.pad(1)[0, j] + po.sum(po.where(there, x[j - 2 * k, j - 1], 1), k)
 
 
+def rows_below_the_diagonal(x: Tensor, y: Tensor) -> None:
+    """Of the tensor that y takes its rows from, no element is defined where there is one row."""
+    t = po.tensor("t")
+    t[i, j] = po.when(j < i, x[i, j])
+    y[i] = po.sum(t[i, j], j, where=j < i)
+
+
 @pytest.mark.parametrize(
     "define",
     [
@@ -83,6 +90,7 @@ def a_term_that_never_happens(x: Tensor, y: Tensor) -> None:
         three_back,
         a_guarded_window,
         a_term_that_never_happens,
+        rows_below_the_diagonal,
     ],
     ids=lambda define: define.__name__,
 )
