@@ -18,8 +18,9 @@ from polyopt.codegen_cuda.plan import Contraction, CudaNest
 from polyopt.codegen_cuda.rings import slots_of
 from polyopt.codegen_cuda.tiles import SIDE
 from polyopt.dsl.affine import Affine, axes_of
-from polyopt.dsl.ir import Cast, DataIndex, Expr, Op, Read
+from polyopt.dsl.ir import Cast, DataIndex, Expr, Op, Pad, Read
 from polyopt.dtypes import DType
+from polyopt.loops.body import is_plus_zero
 from polyopt.poly.roles import roles_of
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Loop, Tree, statements
@@ -180,7 +181,14 @@ def _factors(value: Expr, dtype: DType) -> tuple[Read, Read] | None:
     if not isinstance(value, Op) or value.name != "mul" or any(arg.dtype != dtype for arg in value.args):
         return None
     left, right = (arg.arg if isinstance(arg, Cast) else arg for arg in value.args)
-    return (left, right) if isinstance(left, Read) and isinstance(right, Read) else None
+    if not (isinstance(left, Read) and isinstance(right, Read)):
+        return None
+    return None if _is_filled(left) or _is_filled(right) else (left, right)
+
+
+def _is_filled(read: Read) -> bool:
+    """Whether a read gives another value than 0 outside its tensor, where copies have zeros."""
+    return isinstance(read.boundary, Pad) and not is_plus_zero(read.boundary.value)
 
 
 def _lies_along(read: Read, axis: str, other: str, depth: str) -> bool:

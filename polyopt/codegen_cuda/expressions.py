@@ -91,8 +91,10 @@ class CudaExpressions(CExpressions):
 
     def element(self, name: str, indices: tuple[Expr, ...]) -> Text:
         place = self.place.get(name)
-        if place is not None:
-            return place(indices)
+        return self.plain_element(name, indices) if place is None else place(indices)
+
+    def plain_element(self, name: str, indices: tuple[Expr, ...]) -> Text:
+        """An element of a buffer as if it had no place of its own; its indices may read elements that have one."""
         return self._swizzled(name, indices) if self._buffers[name].swizzled else super().element(name, indices)
 
     def _swizzled(self, name: str, indices: tuple[Expr, ...]) -> Text:

@@ -16,7 +16,6 @@ from typing import assert_never
 from polyopt.codegen_c.c_expressions import Text
 from polyopt.codegen_c.c_helpers import stored_type, value_type
 from polyopt.codegen_cuda.barriers import Touch, conflicts, touches
-from polyopt.codegen_cuda.expressions import CudaExpressions
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.launch import pointer
 from polyopt.codegen_cuda.reductions import Reductions, neutral_text
@@ -30,9 +29,9 @@ from polyopt.codegen_cuda.shapes import (
 )
 from polyopt.codegen_cuda.source import RECORD, CudaKernel
 from polyopt.codegen_cuda.threads import Hoisted, Names, comment, indented
-from polyopt.codegen_cuda.vectors import note
+from polyopt.codegen_cuda.vectors import VECTOR_BYTES, note
 from polyopt.codegen_cuda.warp_text import WarpPrinter
-from polyopt.dsl.ir import Const, Reducer, Var
+from polyopt.dsl.ir import Const, Op, Reducer, Var
 from polyopt.dtypes import bool_
 from polyopt.errors import ScheduleError
 from polyopt.loops.ir import (
@@ -145,6 +144,7 @@ class KernelPrinter(WarpPrinter):
         body_touches = list(self._touches(loop.body, depth))
         if conflicts(self._pending, body_touches):
             yield from self._barrier(depth)
+        before = list(self._pending)
         yield from self._for(loop)
         self._in_loop += 1
         self._depth += 1
@@ -153,6 +153,9 @@ class KernelPrinter(WarpPrinter):
             lines += self._barrier(depth)
         self._in_loop -= 1
         self._depth -= 1
+        extent = as_number(folded("sub", loop.upper, loop.lower))
+        if extent is None or extent <= 0:  # the barriers inside are none where the loop has no iteration
+            self._pending = [*before, *self._pending]
         yield from indented(lines)
         yield "}"
 
@@ -165,16 +168,16 @@ class KernelPrinter(WarpPrinter):
             return
         groups = self.threads // self._group(depth)
         item = buffer.dtype.itemsize
-        self._declare_shared(stored_type(buffer.dtype), name, max(count, 1) * groups, item)
+        apart = max(count, 1)
+        if groups > 1:  # every group's own starts at a multiple of a vector, as the whole does
+            apart = -(-apart * item // VECTOR_BYTES) * VECTOR_BYTES // item
+        self._declare_shared(stored_type(buffer.dtype), name, apart * groups, item)
         if groups > 1:
             group = self._group_number(depth)
-            plain = CudaExpressions.element
 
             def place(indices: tuple[Expr, ...]) -> Text:
-                del self._x.place[buffer.name]
-                text = plain(self._x, buffer.name, indices).text
-                self._x.place[buffer.name] = place
-                return Text(text.replace(f"{name}[", f"{name}[({group}) * {max(count, 1)} + ", 1))
+                text = self._x.plain_element(buffer.name, indices).text
+                return Text(text.replace(f"{name}[", f"{name}[({group}) * {apart} + ", 1))
 
             self._x.place[buffer.name] = place
         yield from self._uniform(body, depth)
@@ -337,7 +340,7 @@ class KernelPrinter(WarpPrinter):
                     why="the element they add to changes with some of the loops that they share",
                 )
             found.append(store)
-        _refuse_reads(body, {store.buffer for store in found})
+        _refuse_reads(body, found)
         return found
 
     def _when_any(self, nest: Sequence[For], body: Stmt, store: Store) -> tuple[str, bool]:
@@ -394,12 +397,33 @@ class KernelPrinter(WarpPrinter):
         return self._unused(name, "", "_any", "_parts")
 
 
-def _refuse_reads(body: Stmt, summed: set[str]) -> None:
-    """Raise `ScheduleError` where iterations read what they add up together, which is put together after them."""
+def _refuse_reads(body: Stmt, summed: Sequence[Store]) -> None:
+    """Raise `ScheduleError` where iterations may read what they add up together, which is put together after them."""
     for store in stores_of(body):
         nodes = [node for expr in (store.value, *store.indices) for node in walk_expr(expr)]
-        for name in sorted({node.buffer for node in nodes if isinstance(node, Load)} & summed):
-            raise ScheduleError(
-                f"threads cannot share the sums of '{name}'",
-                why="the same iterations read it, and what they add is put together after them",
-            )
+        for load in (node for node in nodes if isinstance(node, Load)):
+            own = [one for one in summed if one.buffer == load.buffer]
+            if any(not any(map(_are_apart, load.indices, one.indices)) for one in own):
+                raise ScheduleError(
+                    f"threads cannot share the sums of '{load.buffer}'",
+                    why="the same iterations read it, and what they add is put together after them",
+                )
+
+
+def _are_apart(one: Expr, other: Expr) -> bool:
+    """Whether two indices differ by a constant that is not 0: those of one iteration are never the same."""
+    (left, before), (right, after) = _offset(one), _offset(other)
+    return left == right and before != after
+
+
+def _offset(index: Expr) -> tuple[Expr | None, int]:
+    """An index as an expression, None for 0, and a constant added to it."""
+    match index:
+        case Const(value):
+            return None, int(value)
+        case Op("add", (left, Const(value))):
+            return left, int(value)
+        case Op("sub", (left, Const(value))):
+            return left, -int(value)
+        case _:
+            return index, 0

@@ -161,6 +161,7 @@ class LaunchPrinter(VectorPrinter):
             dims.append(extents[rest[0]])
         elif rest:
             total: Expr = one
+            blocks: Expr = one  # none where a loop has no iteration: two lengths below 0 would have a product above it
             for number in reversed(rest):
                 below = "" if total == one else f" / ({self._x.text(total)})"
                 above = "" if number == rest[0] else f" % ({self._x.text(extents[number])})"
@@ -168,9 +169,15 @@ class LaunchPrinter(VectorPrinter):
                 place = f"({self._index})blockIdx.{axis}{below}{above}"
                 lines.append(f"const {self._index} block_{number} = {place};")
                 total = folded("mul", extents[number], total)
-            dims.append(total)
+                blocks = folded("mul", self._or_none(extents[number]), blocks)
+            dims.append(blocks)
         x, y, z = [*dims, one, one, one][:3]
         return places, lines, (x, y, z)
+
+    def _or_none(self, extent: Expr) -> Expr:
+        """An extent, 0 where it would be less."""
+        least = as_number(interval(extent, self._x.ranges)[0])
+        return extent if least is not None and least >= 0 else folded("maximum", extent, integer(0))
 
     def _block_lines(self, places: Sequence[str], lines: list[str]) -> list[str]:
         for loop, place in zip(self._grid, places, strict=True):

@@ -55,14 +55,16 @@ class _Prover:
         filled, _ = pieces_of(self.fill)
         ahead, reads = pieces_of(self.steady)
         for buffer, slot in read(reads, written(filled)).items():
-            source = _source(filled, buffer)
+            source, next_source = _source(filled, buffer), _source(ahead, buffer)
+            if len(source) != len(next_source):
+                raise ScheduleError("the place of a copy is not affine", why=buffer)
             bounds = self.steady.lower, self.steady.upper
             conditions = *_conditions(filled), *_conditions(ahead)
-            x = _Values.over(self.steady.var, (slot, *bounds, *source, *_source(ahead, buffer), *conditions))
+            x = _Values.over(self.steady.var, (slot, *bounds, *source, *next_source, *conditions))
             number, groups_before = x.number(self.steady), self.steady.chunk - 1
             wanted = x.points(x.ran(self.steady), [x.of(e) for e in (slot, *source)], number)
             first = [x.of(e) for e in (written(filled)[buffer], *source)]
-            later = [x.of(e) for e in (written(ahead)[buffer], *_source(ahead, buffer))]
+            later = [x.of(e) for e in (written(ahead)[buffer], *next_source)]
             copied = x.points(x.where(self.fill, filled), first, x.number(self.fill), x.constant(-1))
             ran = x.where(self.steady, ahead)
             copied = copied.union(x.points(ran, later, number.add(x.constant(groups_before)), number))
@@ -77,7 +79,8 @@ class _Prover:
         own = own.order_ge(_IN, now, _OUT, group)
         self._none(wanted.subtract(own.domain()), f"'{buffer}' is read before the copy of its piece has come")
         later = isl.Map.from_domain_and_range(copied, copied).order_lt(_IN, group, _OUT, group)
-        clash = same_slot.order_ge(_IN, now, _OUT, issued).intersect(own.apply_range(later))
+        newest = own.subtract(own.apply_range(later.reverse()))  # a piece may have come more than once
+        clash = same_slot.order_ge(_IN, now, _OUT, issued).intersect(newest.apply_range(later))
         self._none(clash.domain(), f"a slot of '{buffer}' may be written while it is read")
 
     def _none(self, witnesses: isl.Set, what: str) -> None:
@@ -94,12 +97,40 @@ class _Prover:
 
 
 def _source(statements: Sequence[Stmt], buffer: str) -> tuple[Expr, ...]:
-    """The indices that a buffer's copy reads at, the names of a piece's place put in."""
+    """What decides where a buffer's copy reads, the names of a piece's place put in: its indices, or what they are made
+    of where they are not affine."""
     values = [store.value for store in stores(statements) if store.buffer == buffer]
     found = next(e.indices for value in values for e in walk_expr(value) if isinstance(e, Load))
     loops = [loop for statement in statements for loop in walk(statement) if isinstance(loop, For)]
     names = {loop.var: loop.lower for loop in loops if loop.kind == "serial" and is_once(loop)}
-    return tuple(substitute(index, names) for index in found)
+    return tuple(part for index in found for part in _affine_parts(substitute(index, names)))
+
+
+def _affine_parts(index: Expr) -> Iterator[Expr]:
+    """The index, or affine expressions that are the same only where it is."""
+    if _is_affine(index):
+        yield index
+        return
+    match index:
+        case Op(args=args):
+            for arg in args:
+                yield from _affine_parts(arg)
+        case _:
+            raise ScheduleError("the place of a copy is not affine", why=str(index))
+
+
+def _is_affine(index: Expr) -> bool:
+    match index:
+        case Const() | Var():
+            return True
+        case Op("floordiv" | "mod", (left, Const())):
+            return _is_affine(left)
+        case Op("mul", (left, right)):
+            return (isinstance(left, Const) or isinstance(right, Const)) and _is_affine(left) and _is_affine(right)
+        case Op("add" | "sub" | "minimum" | "maximum", (left, right)):
+            return _is_affine(left) and _is_affine(right)
+        case _:
+            return False
 
 
 def _conditions(statements: Sequence[Stmt]) -> Iterator[Expr]:

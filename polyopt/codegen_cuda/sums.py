@@ -109,6 +109,8 @@ def tiled_loop(found: Sum, outside: Collection[str], *, reorderable: bool) -> Fo
     if not reorderable:
         plain = [loop for loop in plain if loop is found.around[-1]]
     used = _vars(*(e for loop in found.around for e in (loop.lower, loop.upper)))
+    if used & set(outside):
+        return None  # a tile has points of several lengths
     plain = [loop for loop in plain if loop.var not in used]
     return max(plain, key=lambda loop: (extent(loop) is None, extent(loop) or 0), default=None)
 

@@ -17,7 +17,7 @@ from polyopt.codegen_cuda.staging import Tiler
 from polyopt.codegen_cuda.sums import Sum
 from polyopt.codegen_cuda.tiles import Side, below, extent
 from polyopt.codegen_cuda.vectors import Vectors
-from polyopt.dsl.ir import Const, Op
+from polyopt.dsl.ir import Cast, Const, Op
 from polyopt.dtypes import i64
 from polyopt.errors import ScheduleError
 from polyopt.loops.ir import Block, Expr, For, Load, Stmt, Store, index_var, integer, substitute, walk
@@ -64,6 +64,12 @@ class TensorTiler(Tiler):
     def _fit(self) -> None:
         found, one = self._loads(), self._instruction
         sides = [self._copies[load].side.loop for load in found if load in self._copies]
+        value = self._sum.update.value
+        factors = value.args if isinstance(value, Op) and value.name == "mul" else ()
+        if not factors or not all(isinstance(f.arg if isinstance(f, Cast) else f, Load) for f in factors):
+            raise ScheduleError(
+                f"tensor cores cannot sum up '{self._sum.update.statement}'", why="it is no sum of products of elements"
+            )
         if sorted(loop.var for loop in sides) != sorted(side.loop.var for side in self._sides()):
             raise ScheduleError(
                 f"tensor cores cannot sum up '{self._sum.update.statement}'",

@@ -129,7 +129,7 @@ class _Body:
             case ir.Pad(fill):
                 holds = self.inside(read, mask)
                 load = self.load(read, read.subscripts, both(mask, holds))
-                if holds is None or _is_zero(fill):
+                if holds is None or is_plus_zero(fill):
                     return load
                 return ir.Op("select", (holds, load, fill), read.dtype)
             case ir.Clamp() | ir.Wrap():
@@ -244,6 +244,6 @@ def _bounded(index: Expr, extent: Affine, boundary: ir.Boundary, *, low: bool = 
     return ir.Op("maximum", (index, ir.Const(0, i64)), i64) if low else index
 
 
-def _is_zero(fill: ir.Const) -> bool:
-    """Whether a masked load gives the fill value by itself: +0."""
+def is_plus_zero(fill: ir.Const) -> bool:
+    """Whether a masked load, or a copy with zeros outside, gives the fill value by itself."""
     return fill.value == 0 and not str(fill.value).startswith("-")

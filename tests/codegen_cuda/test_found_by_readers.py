@@ -1,0 +1,205 @@
+"""Kernels that readers of the code found wrong, refused or slow: each on the emulator, against NumPy to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polyopt as po
+from polyopt import compilation, f16, f32, i32
+from polyopt.api import Op
+from polyopt.runtime import arguments
+from polyopt.runtime.cuda import devices
+from polyopt.target import Target, gpu_preset
+from tests.codegen_cuda.running import emulate, lowered
+from tests.codegen_cuda.test_emulated import needs_compiler
+
+M, N, K, Q, T = po.sizes("M N K Q T")
+row, column = po.index("row", extent=M), po.index("column", extent=N)
+depth, group = po.index("depth", extent=K), po.index("group", extent=Q)
+
+pytestmark = needs_compiler
+
+
+def check(op: Op, args: tuple[Any, ...], want: Any, **options: Any) -> Any:
+    lowering = lowered(op, *args, **options)
+    outcome = emulate(lowering, dict(arguments.bind(op.signature, args, {}).arrays), {})
+    assert outcome.problems == ()
+    np.testing.assert_array_equal(outcome.results[0], want)
+    return lowering
+
+
+def test_a_loop_without_an_iteration_has_no_barrier_to_count_on() -> None:
+    """Threads walk through `k < t` together; at t = 0 what they wrote before was read without a barrier."""
+
+    @po.op
+    def op(x: f32[T, N], y0: f32[N]):
+        t, k, j = po.index("t", extent=T), po.index("k", extent=T), po.index("j", extent=N)
+        a, b = po.tensor("a", shape=(T, N)), po.tensor("b", shape=(T, T, N))
+        c = po.tensor("c", shape=(T + 1, N))
+        c[0, j] = y0[j]
+        a[t, j] = x[t, j] + c[t, j]
+        b[t, k, j] = po.when(k < t, po.where(k == 0, c[t, j] + x[t, j], b.wrap()[t, k - 1, j + 1] + 1))
+        c[t + 1, j] = a.wrap()[t, j + 3] + po.where(t > 0, b[t, t - 1, j], 0)
+        return c
+
+    x = np.random.default_rng(0).integers(-3, 4, (4, 96)).astype(np.float32)
+    c = [(np.arange(96) % 5).astype(np.float32)]
+    for t in range(4):
+        b = c[t] + x[t]
+        for _ in range(1, t):
+            b = np.roll(b, -1) + 1
+        c.append(np.roll(x[t] + c[t], -3) + (b if t else 0))
+    check(op, (x, c[0]), np.stack(c))
+
+
+def few() -> Target:
+    """A GPU that even 16 rows fill: several warps of a block have a row each."""
+    found = gpu_preset("sm_80")
+    assert found.gpu is not None, "it is a GPU's"
+    return replace(found, gpu=replace(found.gpu, sms=2))
+
+
+def test_buffers_of_warps_start_at_multiples_of_a_vector() -> None:
+    @po.op
+    def op(x: f32[M, N]):
+        i, j, k = po.index("i", extent=M), po.index("j", extent=N), po.index("k", extent=N + 1)
+        m, s = po.tensors("m s")
+        e, z = po.tensor("e", shape=(M, N + 1)), po.tensor("z", shape=(M, N))
+        m[i] = po.max(x[i, j], j)
+        e[i, j] = x[i, j] - m[i]
+        e[i, N] = 1
+        s[i] += e[i, k]
+        z[i, j] = e[i, j] + s[i]
+        return z
+
+    x = np.random.default_rng(0).integers(-3, 4, (16, 64)).astype(np.float32)
+    e = x - x.max(1, keepdims=True)
+    assert "threadIdx.y" in check(op, (x,), e + e.sum(1, keepdims=True) + 1, target=few()).cuda.text
+
+
+def test_an_element_of_a_warp_s_buffer_is_found_by_another_of_it() -> None:
+    @po.op
+    def op(x: i32[M, N]):
+        i, j = po.index("i", extent=M), po.index("j", extent=N)
+        m, s = po.tensors("m s")
+        e, z = po.tensor("e", shape=(M, N)), po.tensor("z", shape=(M, N))
+        m[i] = po.min(x[i, j], j)
+        e[i, j] = x[i, j] - m[i]
+        s[i] += e[i, j]
+        z[i, j] = e[i, e[i, j]] + s[i]
+        return z
+
+    x = np.random.default_rng(0).integers(0, 64, (16, 64)).astype(np.int32)
+    e = x - x.min(1, keepdims=True)
+    check(op, (x,), np.take_along_axis(e, e, 1) + e.sum(1, keepdims=True, dtype=np.int32), target=few())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 30])
+def test_threads_share_a_sum_that_the_next_step_reads(rows: int) -> None:
+    """The element read is of the step before; only one that may be the sum's own is refused."""
+
+    @po.op
+    def op(x: f32[T, N]):
+        t, j = po.index("t", extent=T), po.index("j", extent=N)
+        r, a = po.tensor("r", shape=(T, N)), po.tensor("a", shape=(T,))
+        r[t, j] = x[t, j] + po.where(t > 0, a[t - 1], 0)
+        a[t] = po.min(r[t, j], j)
+        return a
+
+    x = np.random.default_rng(0).integers(-3, 4, (rows, 256)).astype(np.float32)
+    lowering = check(op, (x,), np.cumsum(x.min(1)))
+    assert not lowering.fallback and "__launch_bounds__(1)" not in lowering.cuda.text
+
+
+def test_a_piece_that_comes_again_is_no_copy_too_late() -> None:
+    """One factor of `a[k, i] * w[q, k, j]` is the same for every q."""
+
+    @po.op
+    def op(a: f16[K, M], w: f16[Q, K, N]):
+        y = po.tensor("y")
+        y[row, column] = po.sum(a[depth, row] * w[group, depth, column], (depth, group))
+        return y
+
+    drawn = np.random.default_rng(0)
+    a, w = (drawn.integers(-1, 2, shape).astype(np.float16) for shape in ((128, 64), (8, 128, 64)))
+    lowering = check(op, (a, w), np.einsum("ki,qkj->ij", a.astype(float), w.astype(float)))
+    assert not lowering.fallback and "po_mma_f16" in lowering.cuda.text
+
+
+PADDED: dict[str, Callable[[Any, Any], Any]] = {
+    "the outer sum's": lambda a, w: a[row, depth, group] * w.pad(1)[column, group - 1, depth],
+    "the sum's": lambda a, w: a[row, depth, group] * w.pad(1)[column, group, depth + 2],
+    "a row's": lambda a, w: a.pad(1)[row - 1, depth, group] * w[column, group, depth],
+    "with zeros": lambda a, w: a[row, depth, group] * w.pad(0)[column, group - 1, depth],
+}
+
+
+@pytest.mark.parametrize("product", PADDED.values(), ids=PADDED)
+def test_what_pads_a_factor_is_multiplied(product: Callable[[Any, Any], Any]) -> None:
+    """Tensor cores took any padding for zeros, or ended in a KeyError."""
+
+    @po.op
+    def op(a: f16[M, K, Q], w: f16[N, Q, K]):
+        y = po.tensor("y")
+        y[row, column] = po.sum(product(a, w), (depth, group))
+        return y
+
+    drawn = np.random.default_rng(0)
+    a, w = (drawn.integers(-1, 2, shape).astype(np.float16) for shape in ((40, 31, 8), (36, 8, 31)))
+    check(op, (a, w), op.reference(a, w))
+
+
+def test_a_sum_as_long_as_a_column_says_is_not_cut_beside_another() -> None:
+    @po.op
+    def op(a: f32[M, K], w: f32[Q, K, N]):
+        y = po.tensor("y")
+        y[row, column] += po.when(depth < column, a[row, depth] * w[group, depth, column])
+        return y
+
+    a, w = np.ones((40, 40), np.float32), np.ones((3, 40, 36), np.float32)
+    check(op, (a, w), np.broadcast_to(3.0 * np.arange(36), (40, 36)))
+
+
+def test_a_wrapped_factor_keeps_its_tiles_where_the_size_is_open() -> None:
+    """`(k + 3) mod K` is no function that isl has; which piece comes when is told by what it is made of."""
+
+    @po.op(dynamic=["K"])
+    def op(a: f32[M, K], w: f32[K, N]):
+        y = po.tensor("y")
+        y[row, column] += a.wrap()[row, depth + 3] * w[depth, column]
+        return y
+
+    lowering = op.lower(M=512, N=512, target="sm_80")
+    assert not lowering.fallback
+    assert "po_cp_async" in lowering.cuda.text
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (1, 1), (9, 10)])
+def test_two_loops_that_have_fewer_than_no_iterations_make_no_blocks(shape: tuple[int, int]) -> None:
+    """The product of their lengths is above 0."""
+    depth, step = po.index("depth", extent=K), po.index("step", extent=T)
+
+    @po.op(dynamic=["M", "N"])
+    def op(x: f32[M, N, K, T]):
+        i, j = po.index("i", 3, M - 5), po.index("j", 3, N - 5)
+        y, z = po.tensor("y", shape=(M, N, K, T)), po.tensor("z", shape=(M, N, K))
+        y[i, j, depth, step] = po.where(
+            step == 0, x[i, j, depth, 0], y.clamp()[i, j, depth, step - 1] * 2 + x[i, j, depth, step]
+        )
+        inside = (row >= 3) & (row < M - 5) & (column >= 3) & (column < N - 5)
+        turned = M - 3 - row, N - 3 - column
+        ends = y[(*turned, K - 1 - depth, T - 1)] + y[(*turned, depth, T // 2)]
+        z[row, column, depth] = po.where(inside, ends, 0)
+        return z
+
+    x = np.ones((*shape, 70, 5), np.float32)
+    emulator = compilation.emulator()
+    with devices.use(emulator):
+        found = op.on("cuda")(x)
+    assert not emulator.found
+    np.testing.assert_array_equal(found, op(x))
