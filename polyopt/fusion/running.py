@@ -82,7 +82,9 @@ class Blocks:
         """
         names = {loop for rows in taken.values() for loop, _ in rows}
         rest = [name for name in self.rows if name != self.row]
-        loops = {name: unused(name, names) for name in (*rest, f"{self.row}_block", self.block)}
+        axes = {name for statement in scop.statements for name in statement.axes}
+        row_block = unused(f"{self.row}_block", names | axes)  # which is no statement's axis
+        loops = {name: unused(name, names) for name in (*rest, self.block)}
         found: dict[str, tuple[tuple[str, Affine], ...]] = {}
         for statement in scop.statements:
             touched = {statement.array, *(access.read.tensor for access in statement.reads)}
@@ -92,7 +94,7 @@ class Blocks:
             if not set(self.rows) <= set(statement.axes) or not (in_block or touched & self.tensors):
                 continue
             rows = [(loops[name], axis(name)) for name in rest]
-            rows.append((loops[f"{self.row}_block"], axis(self.row) // self.row_points))
+            rows.append((row_block, axis(self.row) // self.row_points))
             found[statement.name] = (*rows, (loops[self.block], axis(self.block))) if in_block else tuple(rows)
         return found
 

@@ -290,6 +290,23 @@ def test_the_factor_by_which_a_summand_moves(summand: ir.Expr, rule: Rescale | N
     assert rescale.solve(summand, lambda expr: expr == M_) == rule
 
 
+@pytest.mark.parametrize("name", ["d", "i_block", "j_block"])
+def test_loops_over_blocks_take_no_axis_s_name(name: str) -> None:
+    e = po.index(name)
+
+    @po.op
+    def attention(q: f32[M, D], k: f32[N, D], v: f32[N, E]):
+        s, m, z, y = po.tensors("s m z y")
+        s[i, j] += q[i, d] * k[j, d]
+        m[i] = po.max(s[i, j], j)
+        z[i] = po.sum(po.exp(s[i, j] - m[i]), j)
+        y[i, e] = po.sum(po.exp(s[i, j] - m[i]) * v[j, e], j) / z[i]
+        return y
+
+    lowering = attention.lower(M=500, N=500, D=32, E=32)
+    assert not lowering.fallback
+
+
 @po.op
 def behind_an_edge(x: f32[M, N], y: f32[M, N]):
     z, row = po.tensor("z", shape=(M,)), po.index("row", extent=M)
