@@ -123,6 +123,26 @@ def test_large_calls_are_not_walked_and_the_log_says_so(caplog: pytest.LogCaptur
     assert "smaller arrays" in caplog.text
 
 
+def test_dependences_of_many_pairs_are_not_enumerated_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two chained products of n**3 instances relate n**4 pairs: minutes and gigabytes."""
+    monkeypatch.setattr(strict, "MOST_PAIRS", 100)
+    i, j, k = po.indices("i j k")
+
+    @po.op
+    def chain(a: f64[N, N]):
+        t, y = po.tensors("t y")
+        t[i, j] += a[i, k] * a[k, j]
+        y[i, j] = po.sum(t[i, k] * a[k, j], k)
+        return y
+
+    a = np.ones((4, 4))
+    with po.strict_checks():
+        assert (chain(a) == 16).all()
+    assert "relates 256 pairs" in caplog.text
+
+
 def test_subscripts_that_the_kernel_computes_are_checked_by_running_the_loops() -> None:
     i, j = po.indices("i j")
 
