@@ -70,6 +70,7 @@ class Op(Unchanging):
         self._variants: dict[Hashable, _Prepared] = {}
         self._ahead: list[object] = []
         self._on: dict[object, Op] = {}
+        self._parent: Op | None = None
 
     # --- calls ------------------------------------------------------------------------------------------------
 
@@ -268,9 +269,13 @@ class Op(Unchanging):
 
     def on(self, target: str | Target) -> Op:
         """The same op for another target: "cpu", "cuda", or a preset."""
-        if target not in self._on:
-            self._on[target] = Op(self._function, replace(self._choices, target=target))
-        return self._on[target]
+        check_choices(replace(self._choices, target=target))
+        found = self._on.get(target)
+        if found is None:
+            made = Op(self._function, replace(self._choices, target=target))
+            made._parent = self
+            found = self._on.setdefault(target, made)
+        return found
 
     def _is_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether these are the arguments of a call, and not sizes and compile-time values."""
@@ -311,9 +316,19 @@ class Op(Unchanging):
         """What a notebook shows: the signature and the equations."""
         return fragment(self.signature.name, str(self))
 
-    def __reduce__(self) -> str:
-        """Pickled by name, as a function is."""
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickled by name, as a function is; one for another target by the op that it was made from."""
+        if self._parent is not None:
+            return _on_target, (self._parent, self._choices.target)
         return self._function.__qualname__
+
+    def __copy__(self) -> Op:
+        """Itself, as a function's copy is."""
+        return self
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Op:
+        """Itself, as a function's copy is."""
+        return self
 
     # --- methods --------------------------------------------------------------------------------------------------
 
@@ -470,6 +485,11 @@ def _resolvable(problem: Problem) -> Problem:
     """The problem, once ranges and shapes are found to hold together."""
     compilation.resolve(problem.program)
     return problem
+
+
+def _on_target(op: Op, target: str | Target) -> Op:
+    """What a pickled `op.on(target)` is read as."""
+    return op.on(target)
 
 
 def _strided(layouts: Mapping[str, Layout]) -> dict[str, Layout]:

@@ -7,8 +7,10 @@ import os
 import platform
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
+from inspect import BoundArguments
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +83,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _seconds(word: str) -> float:
+    """A time that ends. Raises `ValueError`, which argparse tells, for anything else."""
+    value = float(word)
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{word} is no number of seconds")
+    return value
+
+
 Commands = Any  # argparse's type for sub-commands is private
 
 
@@ -107,7 +117,9 @@ def _show_schedule(options: argparse.Namespace) -> None:
     operator = load_operator(options.operator)
     sizes: dict[str, Any] = assignments(options.sizes)
     target = options.target or ("cuda" if options.stage in GPU_STAGES else None)
-    lowering = operator.lower(**sizes, target=target) if target else operator.lower(**sizes)
+    if target:
+        operator = operator.on(target)
+    lowering = operator.lower(**sizes)
     if options.stage == "program":
         print(text.render("program", operator.describe(**sizes), options.format))
     else:
@@ -245,10 +257,11 @@ def _bench(options: argparse.Namespace) -> None:
     lowering = operator.lower(**sizes)
     arguments = measure.random_arguments(operator, lowering.program, sizes)
     start = time.perf_counter()
-    operator.compile(**arguments)
+    call = BoundArguments(operator.signature.python, OrderedDict(arguments))
+    operator.compile(*call.args, **call.kwargs)
     compile_s = time.perf_counter() - start
-    operator(**arguments)
-    run_s = measure.median_s(lambda: operator(**arguments))
+    operator(*call.args, **call.kwargs)
+    run_s = measure.median_s(lambda: operator(*call.args, **call.kwargs))
     _print_table(_bench_rows(lowering.report(), compile_s, run_s))
 
 
@@ -268,7 +281,7 @@ def _add_tune(commands: Commands) -> None:
     parser = commands.add_parser("tune", help="measure other plans for an operator, and remember the best")
     parser.add_argument("operator", nargs="?", metavar="FILE.py:OP", help="an operator; package.module:op works too")
     parser.add_argument("sizes", nargs="*", default=(), metavar="NAME=VALUE", help="a size or a compile-time parameter")
-    parser.add_argument("--seconds", type=float, default=tuning.SECONDS, metavar="N", help="how long; default: 30")
+    parser.add_argument("--seconds", type=_seconds, default=tuning.SECONDS, metavar="N", help="how long; default: 30")
     parser.add_argument("--export", type=Path, metavar="F", help="write what was found so far to a file")
     parser.add_argument("--import", type=Path, metavar="F", dest="taken", help="take what an export wrote")
     parser.set_defaults(run=_tune)
@@ -311,7 +324,7 @@ def _tune_operator(operator: Op, values: dict[str, Any], seconds: float) -> None
 
 def _add_fuzz(commands: Commands) -> None:
     parser = commands.add_parser("fuzz", help="hold random operators against the reference, without tolerance")
-    parser.add_argument("--seconds", type=float, default=60.0, metavar="N", help="how long; default: 60")
+    parser.add_argument("--seconds", type=_seconds, default=60.0, metavar="N", help="how long; default: 60")
     parser.add_argument("--seed", type=int, metavar="S", help="the first seed; by default one drawn from the clock")
     parser.add_argument("--log", type=Path, metavar="FILE", help="add the totals to this log")
     parser.set_defaults(run=_fuzz)

@@ -99,13 +99,13 @@ class Equations:
         """What `use` makes of the problem for sizes and compile-time values; sizes that are left out stay symbolic."""
         sizes = self._sizes(values)
         known = _size_names(self._signature)
+        numbers = {name: int(size) for name, size in sizes.items() if _is_size(size)}
 
         def use_problem(traced: Traced) -> Value:
             known.update(traced.program.sizes)
             _check_sizes(sizes, known, self._signature)
-            return use(self.problem(traced, sizes, target))
+            return use(self.problem(traced, numbers, target))
 
-        numbers = {name: int(size) for name, size in sizes.items() if _is_size(size)}
         return self._apply(use_problem, self._constants(values), {}, lambda: numbers)
 
     def _constants(self, values: Mapping[str, Any]) -> dict[str, object]:

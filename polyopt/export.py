@@ -73,6 +73,12 @@ def save(
             fix="give a path without suffix: save('build/linear')",
             facts={"name": str(name)},
         )
+    if any(c in '"\\\n\r' for c in base.name):
+        raise ArgumentError(
+            f"the header's name {base.name!r} cannot stand in an #include",
+            fix="give a name without quotes, backslashes and line ends",
+            facts={"name": str(name)},
+        )
     header, source = base.with_name(f"{base.name}.h"), base.with_name(f"{base.name}.c")
     try:
         header.write_text(as_c_header(program, conditions=conditions), encoding="utf-8")

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import islpy as isl
 
@@ -39,6 +41,9 @@ from polyopt.runtime.kernel import KernelInfo
 from polyopt.target import GpuTarget
 from polyopt.tiling import pack
 from polyopt.tiling.plan import TilingPlan
+
+if TYPE_CHECKING:
+    from polyopt.export import Saved
 
 _LOG = logging.getLogger(__name__)
 
@@ -191,6 +196,15 @@ class GpuLowering(Lowering):
                 return compiled.code.decode()
             case _:
                 raise ArgumentError(f"there is no source of kind '{kind}' for a GPU", fix="one of cuda, ptx")
+
+    def save(self, name: str | Path) -> Saved:
+        """Raise `ArgumentError`: a C function is made of a kernel for a processor alone."""
+        raise ArgumentError(
+            f"the kernels of '{self.program.name}' cannot be saved as a C library",
+            why="they are for a GPU, and a C function runs on a processor",
+            fix='lower(target="cpu").save(...), or source("cuda") and source("ptx") for the kernels as text',
+            facts={"name": str(name)},
+        )
 
     def report(self) -> reports.Report:
         """As for a processor, and what a call with arrays on the host costs besides."""

@@ -45,10 +45,14 @@ def load_file(path: Path) -> ModuleType:
 
 
 def _load_module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ArgumentError(f"'{name}' names no module", fix="FILE.py:OP, or package.module:op")
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # it is there, and imports what is not
         raise ArgumentError(
             f"there is no module '{name}'", why=str(error), fix="a path to a file ends in .py: FILE.py:OP"
         ) from None

@@ -120,4 +120,4 @@ def random_arguments(operator: Op, program: Program, values: Mapping[str, Any]) 
         shape = tuple(extent.constant for extent in tensor.shape)
         numbers = random.uniform(0.5, 1.5, shape) if tensor.dtype.is_float else np.zeros(shape)
         arguments[name] = numbers.astype(tensor.dtype.numpy)
-    return arguments
+    return {p.name: arguments[p.name] for p in operator.signature.parameters if p.name in arguments}

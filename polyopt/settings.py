@@ -82,9 +82,9 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         cache_bytes=_or(_integer(environment, "POLYOPT_CACHE_BYTES"), DEFAULT_CACHE_BYTES),
         log=tuple(name.strip() for name in environment.get("POLYOPT_LOG", "").split(",") if name.strip()),
         verify=_or(_integer(environment, "POLYOPT_VERIFY", most=ENUMERATION_LEVEL), PROOF_LEVEL),
-        fast_call=_integer(environment, "POLYOPT_FAST_CALL") != 0,
+        fast_call=_integer(environment, "POLYOPT_FAST_CALL", most=1) != 0,
         kept_bytes=_integer(environment, "POLYOPT_KEPT_BYTES"),
-        traceback=wants_whole_traceback(environment),
+        traceback=_integer(environment, "POLYOPT_TRACEBACK", most=1) == 1,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import pickle
@@ -20,6 +21,15 @@ from polyopt.errors import ArgumentError, BackendUnavailable, BoundsError, DType
 
 M, N, K = po.sizes("M N K")
 i, j, k = po.indices("i j k")
+
+
+class Scaled:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    @po.op
+    def times(self, x: f64[N]):
+        return self.factor * x
 
 
 @po.op
@@ -185,6 +195,26 @@ def test_an_op_keeps_what_its_function_is() -> None:
     assert "y[i, j] += x[i, k] * w[k, j]" in str(matmul)
     assert repr(matmul) == "<op matmul(x: f32[M, K], w: f32[K, N])>"
     assert str(add).startswith("add(")
+
+
+def test_sizes_by_name_may_be_numbers_of_numpy() -> None:
+    sizes: dict[str, Any] = {name: np.int64(size) for name, size in (("M", 2), ("K", 3), ("N", 4))}
+    assert str(matmul.lower(**sizes).loops) == str(matmul.lower(M=2, K=3, N=4).loops)
+    assert matmul.lower(**sizes).module.text == matmul.lower(M=2, K=3, N=4).module.text
+    matmul.compile(**sizes)
+    with pytest.raises(po.ArgumentError, match="size 'M' cannot be"):
+        matmul.lower(M=np.float64(2))
+
+
+def test_an_op_for_another_target_is_pickled_and_copied() -> None:
+    on = matmul.on("cpu")
+    with pytest.raises(po.ArgumentError, match="target cannot be"):
+        matmul.on(["cpu"])  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(on)) is on  # noqa: S301
+    assert pickle.loads(pickle.dumps(on.on("avx2"))) is on.on("avx2")  # noqa: S301
+    assert copy.copy(on) is on and copy.deepcopy([on, matmul]) == [on, matmul]
+    bound = pickle.loads(pickle.dumps(Scaled(3.0).times.on("cpu")))  # noqa: S301
+    assert (bound(V) == 3 * V).all()
 
 
 def test_a_call_inside_an_op_is_inlined() -> None:
@@ -643,3 +673,16 @@ def test_a_signal_handler_may_call_what_its_own_thread_is_compiling() -> None:
         return prepared.get(make) if len(depth) == 1 else "made inside"
 
     assert prepared.get(make) == "made inside"
+
+
+def test_a_reduction_of_the_users_own_over_nothing_is_called_as_he_calls_it() -> None:
+    @po.op
+    def joined(x: u8[N]):
+        y = po.tensor("y")
+        y[i] = po.reduce(lambda a, b: a | b, x[j] + 0 * x[i], j, where=j < i)
+        return y
+
+    with pytest.raises(po.DefinitionError, match=r"po\.reduce over 'j' has nothing to reduce at i = 0") as caught:
+        joined.lower(N=3).loops
+    assert caught.value.why == "a po.reduce over nothing has no value"
+    assert "custom" not in str(caught.value)

@@ -103,6 +103,7 @@ def test_an_operator_is_found_by_file_and_by_module(
         (("show-schedule", "chosen_model.py:power", "Q=4", "steps=1"), "'Q'"),
         (("show-schedule", "chosen_model.py:power", "N=4"), "steps"),
         (("demo", "nothing"), "no example 'nothing'"),
+        (("show-schedule", ".chosen_model:power"), "'.chosen_model' names no module"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -205,3 +206,38 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)
     assert run.stdout.count("\n") == 1
     assert "Traceback" not in run.stderr
+
+
+AWKWARD = """
+import polyopt as po
+from polyopt import f64
+
+@po.op
+def shifted(x: f64["N"], /, y: f64["N"], *, target: int = 1):
+    return x - y + target
+"""
+
+
+def test_parameters_of_any_kind_and_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "awkward.py").write_text(AWKWARD, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert "threads" in output(capsys, "bench", "awkward.py:shifted", "N=5")
+
+
+def test_a_module_that_imports_what_is_not_there_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "importer_of_nothing.py").write_text("import nothing_of_that_name", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name"):
+        cli.main(["show-schedule", "importer_of_nothing:f"])
+
+
+@pytest.mark.parametrize("command", ["fuzz", "tune"])
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "soon"])
+def test_seconds_are_a_time_that_ends(command: str, seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--seconds", seconds])
+    assert "--seconds" in capsys.readouterr().err

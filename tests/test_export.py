@@ -197,6 +197,44 @@ def test_a_folder_that_is_not_there_is_an_argument_error(tmp_path: Path) -> None
     assert failure.value.fix
 
 
+def test_kernels_for_a_gpu_are_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(po.ArgumentError, match="cannot be saved as a C library") as failure:
+        exp.lower(N=5, target="cuda").save(tmp_path / "exp")
+    assert failure.value.fix and not list(tmp_path.iterdir())
+
+
+@po.op
+def new(this: f64[N], delete: f64[N]):
+    template = po.tensor("template")
+    template[i] = this[i] + delete[i]
+    return template
+
+
+@po.op
+def printf(x: f64[N]):
+    PRINTF__H = po.tensor("PRINTF__H")
+    PRINTF__H[i] = x[i] + 1
+    return PRINTF__H
+
+
+@needs_compiler
+@pytest.mark.parametrize("op", [new, printf], ids=["new", "printf"])
+def test_names_that_mean_something_in_c_or_cpp_are_not_taken(op: Any, tmp_path: Path) -> None:
+    saved = op.lower(N=5).save(tmp_path / "kernel")
+    compiled(saved.source)
+    command = ["gcc", "-x", "c++", "-Wall", "-Werror", "-fsyntax-only", str(saved.header)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "cannot execute" not in done.stderr:  # gcc without its C++ part
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\nb"])
+def test_a_name_that_c_cannot_include_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(po.ArgumentError, match="#include"):
+        running_sum.lower(N=5).save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 @needs_compiler
 def test_saving_again_leaves_a_loaded_library_as_it_was(tmp_path: Path) -> None:
     saved = running_sum.lower(N=5).save(tmp_path / "sum")

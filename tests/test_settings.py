@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -43,6 +46,8 @@ def test_every_variable_is_read() -> None:
         ("POLYOPT_VERIFY", "-1"),
         ("POLYOPT_VERIFY", "2.5"),
         ("POLYOPT_VERIFY", "3"),
+        ("POLYOPT_FAST_CALL", "2"),
+        ("POLYOPT_TRACEBACK", "yes"),
     ],
 )
 def test_an_unreadable_value_is_named(name: str, value: str) -> None:
@@ -105,6 +110,17 @@ def test_a_topic_that_logs_nothing_is_named(topic: str, caplog: pytest.LogCaptur
     (record,) = caplog.records
     assert f"'{topic}', which logs nothing" in record.getMessage()
     assert not logging.getLogger(f"polyopt.{topic}").handlers
+
+
+def test_a_topic_that_logs_nothing_is_said_on_the_terminal() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import polyopt; polyopt.op"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "POLYOPT_LOG": "foo"},
+        check=True,
+    )
+    assert "POLYOPT_LOG names 'foo', which logs nothing" in done.stderr
 
 
 def test_the_topic_of_a_module_is_known(caplog: pytest.LogCaptureFixture) -> None:

@@ -280,6 +280,9 @@ def test_difference_understands_nan_infinities_and_integers():
         assert worst is not None and worst.index == (index,)
     big = difference("r", np.array([2**63], np.uint64), np.array([2**63 + 1], np.uint64), np.zeros(1))
     assert big is not None and big.off == 1
+    mixed = difference("r", np.array([2**53 + 1], np.uint64), np.array([2**53]), np.zeros(1))
+    assert mixed is not None and mixed.off == 1
+    assert difference("r", np.array(7, np.uint8), np.array(7), np.zeros(())) is None
     low = np.array([-(2**63)])
     worst = difference("r", low, -low - 1, np.zeros(1))
     assert worst is not None and worst.off == 2.0**64

@@ -50,7 +50,7 @@ def as_c_header(program: LoopProgram, *, conditions: Sequence[str] = ()) -> str:
     conditions: on the sizes, which callers must meet
     """
     printer = _Printer(program, False)
-    guard = f"{printer.symbol.upper()}_H"
+    guard = f"PO_{printer.symbol.upper()}_H"
     lines = [
         f"#ifndef {guard}",
         f"#define {guard}",

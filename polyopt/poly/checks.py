@@ -176,9 +176,14 @@ def _check_not_empty(context: ReduceContext, proof: Proof) -> None:
         return
     inner = context.scope.inside(reduction, context.binder)
     outer_space, inner_space = proof.space(context.scope), proof.space(inner)
-    with decided(f"whether a {reduction.reducer.name} is over nothing"):
+    with decided(f"whether a {_kind(reduction)} is over nothing"):
         filled = project_onto(domain(inner_space, inner), outer_space.axes)
         proof.refute(domain(outer_space, context.scope).subtract(filled), lambda point: _over_nothing(context, point))
+
+
+def _kind(reduction: ir.Reduce) -> str:
+    """What the user calls it."""
+    return "po.reduce" if reduction.reducer.name == "custom" else reduction.reducer.name
 
 
 def _is_plainly_not_empty(axis: ir.Axis) -> bool:
@@ -187,12 +192,13 @@ def _is_plainly_not_empty(axis: ir.Axis) -> bool:
 
 def _over_nothing(context: ReduceContext, point: Point) -> PolyoptError:
     reduction = context.reduction
+    kind = _kind(reduction)
     names = ", ".join(f"'{axis.name}'" for axis in reduction.axes)
     at = point_text(point, [axis.name for axis in context.scope.axes])
     return DefinitionError(
-        f"{reduction.reducer.name} over {names} has nothing to reduce {at}".rstrip(),
+        f"{kind} over {names} has nothing to reduce {at}".rstrip(),
         where=reduction.span,
-        why=f"a {reduction.reducer.name} over nothing has no value",
+        why=f"a {kind} over nothing has no value",
         fix="give the value for that case with init=, or guard the equation with po.when",
         facts={"reducer": reduction.reducer.name, "index": dict(point.axes), "sizes": dict(point.sizes)},
     )

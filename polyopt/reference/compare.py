@@ -80,8 +80,7 @@ def difference(name: str, got: Array, expected: Array, allowed: Array) -> Differ
 def _distance(got: Array, expected: Array) -> Array:
     """|got - expected|: 0 for equal infinities and for two NaNs, infinite for one; exact for integers."""
     if got.dtype.kind in "iu" and expected.dtype.kind in "iu":
-        low, high = np.minimum(got, expected), np.maximum(got, expected)
-        exact = high.astype(object) - low.astype(object)
+        exact = np.abs(np.asarray(got.astype(object) - expected.astype(object), dtype=object))  # i64, u64 have no more
         return np.asarray(exact, dtype=np.float64).reshape(got.shape)
     a, b = got.astype(np.float64), expected.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
