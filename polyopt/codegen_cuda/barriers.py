@@ -7,7 +7,8 @@ writing, is kept apart by a barrier.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from polyopt.classes import dataclass
 from polyopt.dsl.ir import Const, Op, Var
@@ -21,12 +22,27 @@ LEADER = ("leader",)
 class Touch:
     """An access of a block's threads.
 
-    owner: equal for two touches whose equal elements are touched by one thread; None where any thread may
+    owner:   equal for two touches whose equal elements are touched by one thread; None where any thread may
+    depends: variables that the owner is told by, with a period: equal owners are one thread while the variables have
+             the same value, or values that lie a multiple of it apart; a period of 0 is none
     """
 
     buffer: str
     writes: bool
     owner: tuple[object, ...] | None
+    depends: frozenset[tuple[str, int]] = frozenset()
+
+
+def in_any_iteration(found: Iterable[Touch], apart: Mapping[str, int]) -> list[Touch]:
+    """The touches, beside those of other iterations.
+
+    apart: what values of a loop's variable are multiples of apart; 0 where nothing is said of them
+    """
+
+    def moves(name: str, period: int) -> bool:
+        return name in apart and not (period and apart[name] and apart[name] % period == 0)
+
+    return [replace(touch, owner=None) if any(moves(*one) for one in touch.depends) else touch for touch in found]
 
 
 def conflicts(before: Iterable[Touch], after: Iterable[Touch]) -> bool:
@@ -53,6 +69,11 @@ def touches(
 
     leader: one thread does all of it; lanes: variables of loops over as many neighbors as a loop around steps by
     """
+    depends = frozenset(_deciding(nest))
+
+    def touch(buffer: str, indices: tuple[Expr, ...], writes: bool) -> Touch:
+        return Touch(buffer, writes, LEADER if leader else _owner(indices, nest, lanes), depends)
+
     for store in _stores(statement):
         found = [(store.buffer, store.indices, True)]
         if store.reducer is not None:
@@ -61,11 +82,20 @@ def touches(
             found += [(load.buffer, load.indices, False) for load in walk_expr(expr) if isinstance(load, Load)]
         for buffer, indices, writes in found:
             if buffer not in private:
-                yield Touch(buffer, writes, LEADER if leader else _owner(indices, nest, lanes))
+                yield touch(buffer, indices, writes)
     for condition in _conditions(statement):
         for load in walk_expr(condition):
             if isinstance(load, Load) and load.buffer not in private:
-                yield Touch(load.buffer, False, LEADER if leader else _owner(load.indices, nest, lanes))
+                yield touch(load.buffer, load.indices, False)
+
+
+def _deciding(nest: Sequence[For]) -> Iterator[tuple[str, int]]:
+    """What `Touch.depends` says of the threads of a nest: variables around it that decide where its loops start."""
+    own = {loop.var for loop in nest}
+    for loop in nest:
+        names = {node.name for node in walk_expr(loop.lower) if isinstance(node, Var)} - own
+        for name in names:
+            yield name, loop.step * loop.chunk if _is_shifted(loop.lower, name, ()) else 0
 
 
 def _owner(indices: tuple[Expr, ...], nest: Sequence[For], lanes: Collection[str]) -> tuple[object, ...] | None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import compilation, f16, f32, i32
+from polyopt import compilation, f16, f32, f64, i32
 from polyopt.api import Op
 from polyopt.runtime import arguments
 from polyopt.runtime.cuda import devices
@@ -203,3 +203,19 @@ def test_two_loops_that_have_fewer_than_no_iterations_make_no_blocks(shape: tupl
         found = op.on("cuda")(x)
     assert not emulator.found
     np.testing.assert_array_equal(found, op(x))
+
+
+def test_who_has_an_element_changes_from_iteration_to_iteration_of_a_loop_around() -> None:
+    """Threads are dealt what starts where a loop around says; nobody waited between its iterations (random programs)."""
+    depth = po.index("depth", extent=K)
+
+    @po.op(numerics="strict")
+    def op(x: f64[M, N], z: f64[K]):
+        t = po.tensor("t", shape=(M, N))
+        least = po.min(po.cast(1, f64), depth, where=(column + depth) % 3 == 1, init=3)
+        inner = (row >= 2) & (column >= 2) & (column < N - 1)
+        t[row, column] = po.where(inner, po.clip(least - t[row - 1, column + 1], -8, 8), 1.0)
+        return t
+
+    args = np.zeros((3, 6)), np.zeros(4)
+    check(op, args, op.reference(*args))
