@@ -228,9 +228,10 @@ def resolve(name: str) -> Target:
 
 
 @cache
-def gpu_preset(name: str) -> Target:
-    """A GPU to generate code for, by its name in `GPU_PRESETS`."""
-    return replace(preset("generic"), name=name, gpu=_GPU_PRESETS[name])
+def gpu_preset(name: str, *, sms: int | None = None) -> Target:
+    """A GPU to generate code for, by its name in `GPU_PRESETS`; with `sms` multiprocessors, as a part of one has."""
+    found = _GPU_PRESETS[name]
+    return replace(preset("generic"), name=name, gpu=found if sms is None else replace(found, sms=sms))
 
 
 @cache

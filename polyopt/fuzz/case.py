@@ -143,10 +143,11 @@ class Case:
         body.append(f"return {self.results[0] if len(self.results) == 1 else ', '.join(self.results)}")
         signature = ", ".join(p.declaration() for p in self.parameters)
         options = ", ".join(f"{name}={text}" for name, text in self.options)
-        machine = next((name for name in ("preset", "host") for _, text in self.options if f"{name}(" in text), "")
+        texts = " ".join(text for _, text in self.options)
+        machine = next((name for name in ("gpu_preset", "preset", "host") if f"{name}(" in texts), "")
         used = set(re.findall(r"\w+", "\n".join((*body, signature))))
         lines = [
-            *(("from dataclasses import replace", "") if machine else ()),
+            *(("from dataclasses import replace", "") if "replace(" in texts else ()),
             "import polyopt as po",
             *((f"from polyopt.target import {machine}",) if machine else ()),
             "",

@@ -10,7 +10,7 @@ from polyopt.fuzz.arrays import LAYOUTS, SCALARS, WRITABLE_LAYOUTS
 from polyopt.fuzz.case import Case, Parameter
 from polyopt.fuzz.definitions import SHAPES, Author
 from polyopt.fuzz.expressions import EXACT_FUNCTIONS, FLOATS, FUNCTIONS, Known, Writer
-from polyopt.target import ANY_GPU
+from polyopt.target import ANY_GPU, GPU_PRESETS
 
 EXTENTS = (0, 1, 2, 3, 3, 4, 5, 5, 7, 8, 9, 15, 16, 17, 31, 33)
 LARGE_EXTENTS = (32, 40, 63, 65, 100, 129)
@@ -68,8 +68,13 @@ def is_small(case: Case) -> bool:
 
 
 def on_gpu(case: Case) -> Case:
-    """The case with a GPU for its target, where no plans for a processor are drawn."""
-    options = {**dict(case.options), "target": f'"{ANY_GPU}"'}
+    """The case with a GPU for its target, where no plans for a processor are drawn.
+
+    Most have few multiprocessors: small cases fill them, and get the tiles and rows that large ones have.
+    """
+    random = Random(f"target {case.seed}")
+    name, sms = random.choice((ANY_GPU, ANY_GPU, *GPU_PRESETS)), random.choice((None, 1, 1, 2, 4))
+    options = {**dict(case.options), "target": f'gpu_preset("{name}"{"" if sms is None else f", sms={sms}"})'}
     return replace(case, options=tuple(options.items()), plans=(), gpu=True)
 
 

@@ -206,7 +206,7 @@ def test_two_loops_that_have_fewer_than_no_iterations_make_no_blocks(shape: tupl
 
 
 def test_who_has_an_element_changes_from_iteration_to_iteration_of_a_loop_around() -> None:
-    """Threads are dealt what starts where a loop around says; nobody waited between its iterations (random programs)."""
+    """Threads are dealt what starts where a loop around says, and nobody waited between its iterations."""
     depth = po.index("depth", extent=K)
 
     @po.op(numerics="strict")
