@@ -8,7 +8,7 @@ by each thread and combined at its end. Inside block loops a thread is by itself
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import assert_never
@@ -219,9 +219,12 @@ class KernelPrinter(WarpPrinter):
             return ["__syncwarp();"]
         raise ScheduleError("threads of a part of a block cannot wait for one another", why=f"{group} threads")
 
-    def _touches(self, statement: Stmt, depth: int) -> Iterator[Touch]:
-        """What a group's threads touch in a statement that they walk through together."""
-        private = self._private | {
+    def _touches(self, statement: Stmt, depth: int, around: Collection[str] = ()) -> Iterator[Touch]:
+        """What a group's threads touch in a statement that they walk through together.
+
+        around: buffers allocated around the statement of which every thread has its own
+        """
+        private = {*self._private, *around} | {
             s.buffer.name
             for s in walk(statement)
             if isinstance(s, Alloc) and (is_replicable(s.buffer, s.body) or is_inside_block(statement, s))
@@ -248,7 +251,7 @@ class KernelPrinter(WarpPrinter):
                 if isinstance(statement, If):
                     yield from touches(replace(statement, then=Block(()), otherwise=None), (), private)
                 for inner in substatements(statement):
-                    for touch in self._touches(inner, depth):
+                    for touch in self._touches(inner, depth, private):
                         if touch.buffer not in private:
                             yield touch
             case Store():
