@@ -122,7 +122,7 @@ class GpuLowering(Lowering):
             ("a thread per point", lambda tree: mapping.decide(self.scop, tree, self.gpu, rows=False)),
             ("a single thread", lambda _: CudaMapping(())),
         )
-        failures: list[str] = []
+        failures = [self.given_up] if self.given_up else []
         for number, (name, plan) in enumerate(attempts):
             try:
                 return self._attempt(plan, failures)
@@ -165,25 +165,37 @@ class GpuLowering(Lowering):
         rings = f"{ring_proof.prove(decided.loops)} rings"
         return Proof((*proof.claims, Claim("every piece is in its slot while it is read", rings)))
 
-    @property
+    @cached_property
     def settled(self) -> GpuLowering:
-        """This lowering."""
+        """This lowering, or where not even a single thread can run its loops, one without rewrites and shared loops.
+
+        Raises `ScheduleError` or `LegalityError` where even that one is not proved.
+        """
+        try:
+            _ = self._decided
+        except (LegalityError, ScheduleError) as error:
+            if self.given_up:
+                raise
+            _LOG.warning("%s: %s; falling back to one nest a statement", self.program.name, error.what)
+            plainer = replace(self, given_up=error.what)
+            _ = plainer._decided
+            return plainer
         return self
 
     @property
     def mapping(self) -> CudaMapping:  # type: ignore[override]  # the other kind of mapping
         """Which loops the blocks and the threads share."""
-        return self._decided.mapping
+        return self.settled._decided.mapping
 
     @property
     def loops(self) -> LoopProgram:
         """The loop program, cut into kernels."""
-        return self._decided.loops
+        return self.settled._decided.loops
 
     @property
     def cuda(self) -> CudaSource:
         """The kernels."""
-        return self._decided.cuda
+        return self.settled._decided.cuda
 
     def source(self, kind: str = "cuda") -> str:
         """The kernels as text: "cuda" or "ptx". Raises `ArgumentError` for any other kind, and `BackendUnavailable`

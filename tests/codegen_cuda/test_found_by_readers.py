@@ -219,3 +219,37 @@ def test_who_has_an_element_changes_from_iteration_to_iteration_of_a_loop_around
 
     args = np.zeros((3, 6)), np.zeros(4)
     check(op, args, op.reference(*args))
+
+
+def test_what_every_thread_computes_for_itself_waits_for_the_step_before() -> None:
+    """A buffer that each thread has its own of is written by all of them, who read what one of them wrote."""
+    before, over = po.index("before", extent=M), po.index("over", extent=N)
+
+    @po.op
+    def op(x: f32[M, N]):
+        t = po.tensor("t", shape=(M,), dtype=f32)
+        last = po.sum(po.cast(1, f32), over, where=row == M - 1)
+        t[row] = po.clip(last, -8, 8) + po.sum(t[before], before, where=before < row) + 1
+        return t
+
+    args = (np.zeros((2, 2), np.float32),)
+    check(op, args, op.reference(*args), target=few())
+
+
+def test_loops_that_isl_loses_iterations_of_run_as_one_nest_a_statement() -> None:
+    """As on a processor; on a GPU every plan had the same loops, and none compiled."""
+    term = po.index("term", extent=K)
+
+    @po.op
+    def op(x: f64[M, N], z: f64[K]):
+        t = po.tensor("t", shape=(M, N))
+        found = po.all(x[row, (column + 1) // 2] >= 1, term, where=(row < M) | (row + row < M))
+        chosen = po.where(~((row // 3 + row) % 4 == 1), po.cast(found, f64), 1.0)
+        inner = (row >= 2) & (column >= 2) & (column < N - 1)
+        t[row, column] = po.where(inner, po.clip(t[row - 1, column], -8, 8), po.clip(chosen, -8, 8))
+        return t
+
+    args = np.random.default_rng(0).integers(0, 3, (7, 4)).astype("f8"), np.zeros(1)
+    lowering = check(op, args, op.reference(*args))
+    assert "lose iterations" in lowering.fallback
+    assert lowering.verify()
