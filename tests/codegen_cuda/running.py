@@ -39,8 +39,10 @@ def lowered(op: Op, *args: Any, **sizes: Any) -> GpuLowering:
 
 def changed_text(lowering: GpuLowering, text: str) -> GpuLowering:
     """The lowering with another text for its kernels."""
-    other = copy(lowering)
-    vars(other)["_decided"] = replace(lowering._decided, cuda=replace(lowering.cuda, text=text))
+    used = lowering.settled
+    other = copy(used)
+    vars(other)["_decided"] = replace(used._decided, cuda=replace(used.cuda, text=text))
+    vars(other)["settled"] = other
     return other
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from polyopt import compilation, f16, f32, f64, i32
 from polyopt.api import Op
 from polyopt.runtime import arguments
 from polyopt.runtime.cuda import devices
-from polyopt.target import Target, gpu_preset
+from polyopt.target import gpu_preset
 from tests.codegen_cuda.running import emulate, lowered
 from tests.codegen_cuda.test_emulated import needs_compiler
 
@@ -57,11 +56,8 @@ def test_a_loop_without_an_iteration_has_no_barrier_to_count_on() -> None:
     check(op, (x, c[0]), np.stack(c))
 
 
-def few() -> Target:
-    """A GPU that even 16 rows fill: several warps of a block have a row each."""
-    found = gpu_preset("sm_80")
-    assert found.gpu is not None, "it is a GPU's"
-    return replace(found, gpu=replace(found.gpu, sms=2))
+FEW = gpu_preset("sm_80", sms=2)
+"""A GPU that even 16 rows fill: several warps of a block have a row each."""
 
 
 def test_buffers_of_warps_start_at_multiples_of_a_vector() -> None:
@@ -79,7 +75,7 @@ def test_buffers_of_warps_start_at_multiples_of_a_vector() -> None:
 
     x = np.random.default_rng(0).integers(-3, 4, (16, 64)).astype(np.float32)
     e = x - x.max(1, keepdims=True)
-    assert "threadIdx.y" in check(op, (x,), e + e.sum(1, keepdims=True) + 1, target=few()).cuda.text
+    assert "threadIdx.y" in check(op, (x,), e + e.sum(1, keepdims=True) + 1, target=FEW).cuda.text
 
 
 def test_an_element_of_a_warp_s_buffer_is_found_by_another_of_it() -> None:
@@ -96,7 +92,7 @@ def test_an_element_of_a_warp_s_buffer_is_found_by_another_of_it() -> None:
 
     x = np.random.default_rng(0).integers(0, 64, (16, 64)).astype(np.int32)
     e = x - x.min(1, keepdims=True)
-    check(op, (x,), np.take_along_axis(e, e, 1) + e.sum(1, keepdims=True, dtype=np.int32), target=few())
+    check(op, (x,), np.take_along_axis(e, e, 1) + e.sum(1, keepdims=True, dtype=np.int32), target=FEW)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 30])
@@ -233,7 +229,7 @@ def test_what_every_thread_computes_for_itself_waits_for_the_step_before() -> No
         return t
 
     args = (np.zeros((2, 2), np.float32),)
-    check(op, args, op.reference(*args), target=few())
+    check(op, args, op.reference(*args), target=FEW)
 
 
 def test_loops_that_isl_loses_iterations_of_run_as_one_nest_a_statement() -> None:

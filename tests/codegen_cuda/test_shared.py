@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -48,9 +47,7 @@ def bytes_(x: i8[M, K], w: i8[N, K]) -> object:
 
 def small_gpu(name: str = "sm_80") -> Target:
     """A GPU of one multiprocessor: a single block keeps it busy, so that its tile is a large one."""
-    found = gpu_preset(name)
-    assert found.gpu is not None
-    return replace(found, gpu=replace(found.gpu, sms=1))
+    return gpu_preset(name, sms=1)
 
 
 def values(dtype: Any, *shape: int) -> Array:
