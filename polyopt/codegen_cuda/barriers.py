@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from polyopt.classes import dataclass
+from polyopt.codegen_cuda.intervals import as_number
 from polyopt.dsl.ir import Const, Op, Var
 from polyopt.loops.ir import Expr, For, If, Load, Stmt, Store, index_var, substatements, substitute, walk_expr
 
@@ -33,10 +34,19 @@ class Touch:
     depends: frozenset[tuple[str, int]] = frozenset()
 
 
-def in_any_iteration(found: Iterable[Touch], apart: Mapping[str, int]) -> list[Touch]:
-    """The touches, beside those of other iterations.
+def values_apart(loops: Iterable[For]) -> dict[str, int]:
+    """For each variable, what its values in all of the loops are multiples of apart; 0 where that does not show."""
+    steps: dict[str, set[tuple[int | None, int]]] = {}
+    for loop in loops:
+        steps.setdefault(loop.var, set()).add((as_number(loop.lower), loop.step))
+    alike = {var: next(iter(found)) for var, found in steps.items() if len(found) == 1}
+    return {var: alike[var][1] if var in alike and alike[var][0] is not None else 0 for var in steps}
 
-    apart: what values of a loop's variable are multiples of apart; 0 where nothing is said of them
+
+def in_any_iteration(found: Iterable[Touch], apart: Mapping[str, int]) -> list[Touch]:
+    """The touches, beside those of other iterations: any thread's where loops' variables decide whose they are.
+
+    apart: as `values_apart` says; variables that it does not name keep their values
     """
 
     def moves(name: str, period: int) -> bool:

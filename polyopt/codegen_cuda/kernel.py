@@ -15,7 +15,7 @@ from typing import assert_never
 
 from polyopt.codegen_c.c_expressions import Text
 from polyopt.codegen_c.c_helpers import stored_type, value_type
-from polyopt.codegen_cuda.barriers import Touch, conflicts, in_any_iteration, touches
+from polyopt.codegen_cuda.barriers import Touch, conflicts, in_any_iteration, touches, values_apart
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.launch import pointer
 from polyopt.codegen_cuda.reductions import Reductions, neutral_text
@@ -141,8 +141,7 @@ class KernelPrinter(WarpPrinter):
                 assert_never(statement)
 
     def _uniform_loop(self, loop: For, depth: int) -> Iterator[str]:
-        around = [loop, *(inner for inner in walk(loop.body) if isinstance(inner, For))]
-        apart = {one.var: one.step if as_number(one.lower) is not None else 0 for one in around}
+        apart = values_apart([loop, *(inner for inner in walk(loop.body) if isinstance(inner, For))])
         body_touches = in_any_iteration(self._touches(loop.body, depth), apart)
         if conflicts(self._pending, body_touches):
             yield from self._barrier(depth)

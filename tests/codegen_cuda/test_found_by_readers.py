@@ -1,4 +1,4 @@
-"""Kernels that readers of the code found wrong, refused or slow: each on the emulator, against NumPy to the bit."""
+"""Kernels that readers of the code, and random programs, found wrong, refused or slow: on the emulator, to the bit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 import polyopt as po
 from polyopt import compilation, f16, f32, f64, i32
 from polyopt.api import Op
+from polyopt.codegen_cuda.barriers import Touch, conflicts, in_any_iteration, values_apart
+from polyopt.loops.ir import Block, For, integer
 from polyopt.runtime import arguments
 from polyopt.runtime.cuda import devices
 from polyopt.target import gpu_preset
@@ -25,6 +27,7 @@ pytestmark = needs_compiler
 
 
 def check(op: Op, args: tuple[Any, ...], want: Any, **options: Any) -> Any:
+    """Run the op on the emulator: no problem reported, its first result as wanted. Returns its lowering."""
     lowering = lowered(op, *args, **options)
     outcome = emulate(lowering, dict(arguments.bind(op.signature, args, {}).arrays), {})
     assert outcome.problems == ()
@@ -147,7 +150,8 @@ def test_what_pads_a_factor_is_multiplied(product: Callable[[Any, Any], Any]) ->
 
     drawn = np.random.default_rng(0)
     a, w = (drawn.integers(-1, 2, shape).astype(np.float16) for shape in ((40, 31, 8), (36, 8, 31)))
-    check(op, (a, w), op.reference(a, w))
+    lowering = check(op, (a, w), op.reference(a, w))
+    assert ("po_mma_f16" in lowering.cuda.text) == (product is PADDED["with zeros"])
 
 
 def test_a_sum_as_long_as_a_column_says_is_not_cut_beside_another() -> None:
@@ -249,3 +253,19 @@ def test_loops_that_isl_loses_iterations_of_run_as_one_nest_a_statement() -> Non
     lowering = check(op, args, op.reference(*args))
     assert "lose iterations" in lowering.fallback
     assert lowering.verify()
+
+
+def test_loops_of_one_name_that_start_apart_say_nothing_of_whose_an_element_is() -> None:
+    """Threads that are dealt `start + 256 * n` have the same elements in each loop only if all start alike."""
+
+    def loop(var: str, lower: int, step: int) -> For:
+        return For(var, integer(lower), integer(9999), Block(()), step)
+
+    assert values_apart([loop("a", 0, 256), loop("b", 0, 32)]) == {"a": 256, "b": 32}
+    assert values_apart([loop("a", 0, 256), loop("a", 0, 256)]) == {"a": 256}
+    assert values_apart([loop("a", 0, 256), loop("a", 5, 256)]) == {"a": 0}
+    owned = Touch("x", True, ("threads",), frozenset({("a", 256)}))
+    assert in_any_iteration([owned], {"a": 512}) == [owned]
+    for apart in (0, 128):
+        (anyone,) = in_any_iteration([owned], {"a": apart})
+        assert conflicts([anyone], [anyone]) and not conflicts([owned], [owned])
