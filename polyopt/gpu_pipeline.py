@@ -165,22 +165,9 @@ class GpuLowering(Lowering):
         rings = f"{ring_proof.prove(decided.loops)} rings"
         return Proof((*proof.claims, Claim("every piece is in its slot while it is read", rings)))
 
-    @cached_property
-    def settled(self) -> GpuLowering:
-        """This lowering, or where not even a single thread can run its loops, one without rewrites and shared loops.
-
-        Raises `ScheduleError` or `LegalityError` where even that one is not proved.
-        """
-        try:
-            _ = self._decided
-        except (LegalityError, ScheduleError) as error:
-            if self.given_up:
-                raise
-            _LOG.warning("%s: %s; falling back to one nest a statement", self.program.name, error.what)
-            plainer = replace(self, given_up=error.what)
-            _ = plainer._decided
-            return plainer
-        return self
+    def _check(self) -> None:
+        """Raise `ScheduleError` or `LegalityError` where not even a single thread can run the loops."""
+        _ = self._decided
 
     @property
     def mapping(self) -> CudaMapping:  # type: ignore[override]  # the other kind of mapping

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import islpy as isl
 
@@ -293,25 +293,29 @@ class Lowering:
             return replace(self._decide(fused, simple=True), fallback=error.what)
 
     @cached_property
-    def settled(self) -> Lowering:
+    def settled(self) -> Self:
         """The lowering whose plans are used: this one, or where they cannot be made, proved or scanned, or lead to a
         kernel that LLVM would take minutes for, one without copies and shared loops.
 
         Raises `ScheduleError` or `LegalityError` where even that one is not proved.
         """
         try:
-            self._check_length()
+            self._check()
         except (LegalityError, ScheduleError) as error:
             if self.given_up:
                 raise
             _LOG.warning("%s: %s; falling back to one nest a statement", self.program.name, error.what)
             plainer = replace(self, given_up=error.what)
-            _ = plainer._scanned
+            plainer._check()
             return plainer
         return self
 
-    def _check_length(self) -> None:
-        """Raise `ScheduleError` for a kernel of too many instructions."""
+    def _check(self) -> None:
+        """Raise `ScheduleError` or `LegalityError` where the plans lead to no kernel, or, unless they are the plainest
+        ones, to one of too many instructions."""
+        if self.given_up:
+            _ = self._scanned
+            return
         lines = self._module.text.count("\n")
         if lines > MOST_LINES:
             raise ScheduleError(
