@@ -21,15 +21,13 @@ tan y0 y1 yn I NAN INFINITY NULL HUGE_VAL EXIT_SUCCESS EXIT_FAILURE RAND_MAX MB_
 PTRDIFF_MAX INT8_MIN INT16_MIN INT32_MIN INT64_MIN INT8_MAX INT16_MAX INT32_MAX INT64_MAX UINT8_MAX UINT16_MAX
 UINT32_MAX UINT64_MAX INTPTR_MIN INTPTR_MAX UINTPTR_MAX INTMAX_MIN INTMAX_MAX UINTMAX_MAX WCHAR_MIN WCHAR_MAX
 SIG_ATOMIC_MIN SIG_ATOMIC_MAX FP_NAN FP_INFINITE FP_ZERO FP_SUBNORMAL FP_NORMAL M_PI M_E math_errhandling
-"""
-"""C's own names, those of its library's macros and of functions that the printed text calls, and this printer's."""
-_CPP = """
 alignas alignof and and_eq bitand bitor catch char16_t char32_t char8_t class co_await co_return co_yield compl concept
 consteval constexpr constinit const_cast decltype delete dynamic_cast explicit export friend mutable namespace new
 noexcept not not_eq nullptr operator or or_eq private protected public reinterpret_cast requires static_assert
 static_cast template this thread_local throw try typeid typename using virtual wchar_t xor xor_eq
 """
-"""Names of C++, which reads the header too, and of later versions of C."""
+"""C's own names, those of its library's macros and of functions that the printed text calls, this printer's, and the
+keywords of C++ and of later versions of C, which read the header too."""
 _EXTERNAL = """
 acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cosh erfc exp2 expm1 fabs fdim floor fmax fmin frexp hypot
 ilogb ldexp lgamma llrint llround log10 log1p log2 logb lrint lround modf nan nearbyint nextafter nexttoward remainder
@@ -71,7 +69,7 @@ def identifiers(program: LoopProgram, taken: Collection[str]) -> Identifiers:
     allocated = [inner.buffer for inner in statements if isinstance(inner, Alloc)]
     buffers = [buffer.name for buffer in (*program.arguments, *program.workspace, *allocated)]
     loops = [inner.var for inner in statements if isinstance(inner, For)]
-    given = {*taken, *_RESERVED.split(), *_CPP.split()}
+    given = {*taken, *_RESERVED.split()}
 
     arrays = {name: _free(name, given) for name in dict.fromkeys(buffers)}
     return Identifiers(arrays, {name: _free(name, given) for name in dict.fromkeys([*program.sizes, *loops])})
@@ -91,7 +89,7 @@ def identifier(name: str) -> str:
 def symbol_of(program: LoopProgram) -> str:
     """The name of the C function."""
     name = identifier(program.name)
-    taken = {*_RESERVED.split(), *_CPP.split(), *_EXTERNAL.split()}
+    taken = {*_RESERVED.split(), *_EXTERNAL.split()}
     return f"{name}_" if name in taken or _is_of_c(name) else name
 
 

@@ -25,11 +25,9 @@ _TAKEN = frozenset(
     f"""
     threadIdx blockIdx blockDim gridDim warpSize block value other parts thread dim3 min max half uint ushort char1
     int2 int3 int4 float2 float3 float4 double2 uint2 uint3 uint4 {" ".join(f"block_{n} thread_{n}" for n in range(8))}
-    asm class delete explicit export friend mutable namespace new operator private protected public template this throw
-    try typename using virtual and or not xor bitand bitor compl alignas alignof decltype constexpr noexcept nullptr
     """.split()
 )
-"""Names of CUDA, of C++ and of this printer that an argument or a loop must not take."""
+"""Names of CUDA and of this printer that an argument or a loop must not take."""
 
 
 def emit(program: LoopProgram, *, contract: bool = True, most_shared: int = STATIC_SHARED_BYTES) -> CudaSource:
