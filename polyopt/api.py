@@ -269,10 +269,14 @@ class Op(Unchanging):
 
     def on(self, target: str | Target) -> Op:
         """The same op for another target: "cpu", "cuda", or a preset."""
-        check_choices(replace(self._choices, target=target))
-        found = self._on.get(target)
+        try:
+            found = self._on.get(target)
+        except TypeError:  # what has no hash is no target, as the check says
+            found = None
         if found is None:
-            made = Op(self._function, replace(self._choices, target=target))
+            choices = replace(self._choices, target=target)
+            check_choices(choices)
+            made = Op(self._function, choices)
             made._parent = self
             found = self._on.setdefault(target, made)
         return found
