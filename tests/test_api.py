@@ -675,7 +675,7 @@ def test_a_signal_handler_may_call_what_its_own_thread_is_compiling() -> None:
     assert prepared.get(make) == "made inside"
 
 
-def test_a_reduction_of_the_users_own_over_nothing_is_called_as_he_calls_it() -> None:
+def test_a_reduction_of_the_users_own_over_nothing_is_called_as_they_call_it() -> None:
     @po.op
     def joined(x: u8[N]):
         y = po.tensor("y")
