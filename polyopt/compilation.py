@@ -7,9 +7,7 @@ import functools
 import hashlib
 import json
 import logging
-import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,6 +26,7 @@ from polyopt.errors import (
     ScheduleError,
     ShapeError,
 )
+from polyopt.forks import COMPILING
 from polyopt.options import Options
 from polyopt.problem import Picks, Problem
 from polyopt.progress import Progress
@@ -55,22 +54,14 @@ DEEPEST_CALLS = 6000
 
 
 class _Compiler:
-    """The kernels of this process, and the lock under which they are made.
-
-    isl and LLVM keep global state, so one thread compiles at a time. A fork waits for the compile at hand, so that a
-    child never inherits half of one.
-    """
+    """The kernels of this process. One thread makes one at a time."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
         self._kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
         self._lowerings: WeakValueDictionary[str, Lowering] = WeakValueDictionary()
         self._gpu_kernels: WeakValueDictionary[str, CudaKernel] = WeakValueDictionary()
         self._quick_code: LoadedCode | None = None
         self._has_quick_code = False
-        if hasattr(os, "register_at_fork"):
-            release = self.lock.release
-            os.register_at_fork(before=self.lock.acquire, after_in_parent=release, after_in_child=release)
 
     def kernel(self, problem: Problem) -> Kernel:
         with working(problem.program):
@@ -133,14 +124,14 @@ class _Compiler:
     ) -> None:
         from polyopt import strict
 
-        with self.lock:
+        with COMPILING:
             lowering = self.lower(problem, recorded_picks(problem))
             if strict.is_small(lowering, sizes):
                 strict.check(lowering, sizes, arrays)
                 strict.check_results(lowering, sizes, arrays, run())
 
     def quick_code(self) -> LoadedCode | None:
-        with self.lock:
+        with COMPILING:
             if not self._has_quick_code:
                 self._has_quick_code = True
                 self._quick_code = _load_quick_code() if settings.current().fast_call else None
@@ -158,11 +149,11 @@ _COMPILER = _Compiler()
 
 @contextmanager
 def working(program: Program) -> Iterator[None]:
-    """Holds the compiler's lock, with room for expressions of a thousand terms: each level takes a few calls.
+    """Holds the lock of compilers, with room for expressions of a thousand terms: each level takes a few calls.
 
     Raises `DefinitionError` where an expression is nested more deeply than that.
     """
-    with _COMPILER.lock:
+    with COMPILING:
         before = sys.getrecursionlimit()
         sys.setrecursionlimit(max(before, DEEPEST_CALLS))
         try:

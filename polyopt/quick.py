@@ -14,7 +14,8 @@ import numpy as np
 from polyopt import compilation, settings
 from polyopt.dsl.results import Structure
 from polyopt.dsl.signature import Signature
-from polyopt.runtime import arrays, fastcall
+from polyopt.forks import LEARNING
+from polyopt.runtime import arrays
 from polyopt.runtime.calls import Call, Example, Runs
 from polyopt.runtime.fastcall import Entries, Entry, Number, Quick, Same
 
@@ -77,7 +78,7 @@ class QuickWays:
         if examples is None or entries is None:
             return
         made = entry(examples)
-        with fastcall.LEARNING:
+        with LEARNING:
             known = self._entries.setdefault(way, entries)
             known.add(made)
             setattr(self, way, known.call)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from polyopt.classes import dataclass
 from polyopt.errors import ArgumentError
+from polyopt.forks import COMPILING
 
 _CPU0 = Path("/sys/devices/system/cpu/cpu0/cache")
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -260,9 +261,11 @@ def preset(name: str) -> Target:
 @cache
 def host() -> Target:
     """This machine. Imports llvmlite, which knows the processor; the result is kept."""
-    from llvmlite import binding  # heavy: only when a kernel is compiled or loaded
+    with COMPILING:
+        from llvmlite import binding  # heavy: only when a kernel is compiled or loaded
 
-    features = usable_features(binding.get_host_cpu_features(), _system_flags())
+        cpu, found = binding.get_host_cpu_name(), binding.get_host_cpu_features()
+    features = usable_features(found, _system_flags())
     base = preset(_widest_preset(features))
     enabled = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
     caches = {**_DEFAULT_CACHES, **_cache_sizes()}
@@ -273,7 +276,7 @@ def host() -> Target:
         l3_bytes=caches["l3_bytes"],
         line_bytes=caches["line_bytes"],
         triple=_triple(platform.machine()),
-        cpu=binding.get_host_cpu_name(),
+        cpu=cpu,
         features=enabled,
     )
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -237,13 +235,6 @@ class Entries:
         table = np.array(words, np.int64).view(_Table)
         table.kept = (definition, self._code, self._entries)
         return _new_function(ctypes.addressof(definition), id(table))
-
-
-LEARNING = threading.Lock()
-"""Held while a function learns a kind of call, so that none is lost where threads learn at once. Held for
-microseconds, and by a fork, so that a child never inherits it locked."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=LEARNING.acquire, after_in_parent=LEARNING.release, after_in_child=LEARNING.release)
 
 
 def _new_function(definition: int, self_address: int) -> Quick:

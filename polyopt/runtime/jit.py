@@ -1,7 +1,8 @@
 """From LLVM IR text to object code, and from object code to code that can be called.
 
-The only module that drives LLVM. Code generators emit explicit vectors and register blocks, so the IR passes run here
-are few and cheap: inlining of what asks for it, and promotion of stack slots to values.
+The only module that drives LLVM, one thread at a time and never while the process forks. Code generators emit explicit
+vectors and register blocks, so the IR passes run here are few and cheap: inlining of what asks for it, and promotion of
+stack slots to values.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from polyopt.errors import CompileError
+from polyopt.forks import COMPILING
 from polyopt.runtime import objects
 from polyopt.runtime.objects import LoadedCode
 from polyopt.target import Target, host
@@ -34,14 +36,16 @@ def compile_object(ir_text: str, target: Target, *, opt: int = DEFAULT_OPTIMISAT
     opt: effort of LLVM's instruction selection and register allocation, 0 to 3
     Raises `CompileError` where LLVM refuses the text; the full LLVM message is in `facts["llvm"]`.
     """
-    machine = _target_machine(target, opt)
-    return bytes(machine.emit_object(_prepared(ir_text, machine, opt)))
+    with COMPILING:
+        machine = _target_machine(target, opt)
+        return bytes(machine.emit_object(_prepared(ir_text, machine, opt)))
 
 
 def assembly(ir_text: str, target: Target, *, opt: int = DEFAULT_OPTIMISATION) -> str:
     """The assembly text of what `compile_object` makes. Raises `CompileError` as it does."""
-    machine = _target_machine(target, opt)
-    return str(machine.emit_assembly(_prepared(ir_text, machine, opt)))
+    with COMPILING:
+        machine = _target_machine(target, opt)
+        return str(machine.emit_assembly(_prepared(ir_text, machine, opt)))
 
 
 def load_object(object_code: bytes, symbols: Iterable[str], imports: Mapping[str, int] | None = None) -> LoadedCode:
@@ -52,7 +56,10 @@ def load_object(object_code: bytes, symbols: Iterable[str], imports: Mapping[str
     """
     wanted = tuple(symbols)
     found = objects.load(object_code, wanted, imports or {})
-    return found or _link_with_llvm(object_code, wanted, imports or {})
+    if found is not None:
+        return found
+    with COMPILING:
+        return _link_with_llvm(object_code, wanted, imports or {})
 
 
 def _link_with_llvm(object_code: bytes, wanted: tuple[str, ...], imports: Mapping[str, int]) -> LoadedCode:
@@ -72,7 +79,8 @@ def version() -> str:
     """LLVM's version with llvmlite's, as cache keys hold them."""
     import llvmlite
 
-    return f"llvmlite {llvmlite.__version__}, LLVM {'.'.join(map(str, _binding().llvm_version_info))}"
+    with COMPILING:
+        return f"llvmlite {llvmlite.__version__}, LLVM {'.'.join(map(str, _binding().llvm_version_info))}"
 
 
 @cache

@@ -13,13 +13,13 @@ import math
 import os
 import platform
 import sys
-import threading
 from pathlib import Path
 from typing import ClassVar
 
 from polyopt import settings
 from polyopt.classes import dataclass
 from polyopt.errors import ArgumentError
+from polyopt.forks import COMPILING
 from polyopt.runtime import jit
 from polyopt.runtime.objects import LoadedCode
 from polyopt.runtime.pool_ir import ARCHITECTURES, INIT, RUN, STOP, Patience, pool_ir
@@ -66,7 +66,6 @@ class Pools:
     """Every pool ever made: a worker that is about to end still runs its pool's code."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._by_threads = {1: SERIAL}
         self._object_code: bytes | None = None
         self._current: Pool | None = None
@@ -94,22 +93,21 @@ class Pools:
 
     def object_code(self) -> bytes:
         """The pool's machine code, good for every machine of this architecture; compiled once per process."""
-        with self._lock:
+        with COMPILING:
             return self._object()
 
     def provide_object_code(self, object_code: bytes) -> None:
         """Take the machine code from a cache instead of compiling it."""
-        with self._lock:
+        with COMPILING:
             self._object_code = self._object_code or object_code
 
     def after_fork(self) -> None:
-        """Start afresh in a forked child: no workers, and a lock that nobody holds."""
-        self._lock = threading.Lock()
+        """Start afresh in a forked child, without workers."""
         for pool in self._by_threads.values():
             pool.reset()
 
     def _use(self, threads: int) -> Pool:
-        with self._lock:
+        with COMPILING:
             if threads not in self._by_threads:
                 self._by_threads[threads] = self._make(threads)
             self._current = self._by_threads[threads]

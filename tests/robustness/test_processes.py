@@ -62,6 +62,12 @@ def test_forks_while_other_threads_compile(tmp_path: Path) -> None:
 
 
 @posix
+@pytest.mark.parametrize("use_of_llvm", ["host", "pool", "version"])
+def test_forks_while_another_thread_is_inside_llvm(tmp_path: Path, use_of_llvm: str) -> None:
+    finish(start(f"fork_beside({use_of_llvm!r})", tmp_path / "cache"))
+
+
+@posix
 @pytest.mark.trust
 @pytest.mark.parametrize("round_number", range(10))
 def test_many_more_forks(tmp_path: Path, round_number: int) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 
 import polyopt as po
 from polyopt import i64
+from polyopt.runtime import jit
 from polyopt.target import Target, host
 
 M, N = po.sizes("M N")
@@ -136,25 +137,16 @@ def threads(count: int, calls: int) -> None:
 
 def forks(count: int) -> None:
     """Children of a process that has used its threads use their own, and end."""
-    warnings.simplefilter("ignore", DeprecationWarning)
     op = po.op(target=_machine())(kind(2).__wrapped__)
     x = np.arange(3000).reshape(60, 50)
     po.set_num_threads(4)
     for _ in range(count):
         np.testing.assert_array_equal(op(x), right(2, x))
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if np.array_equal(op(x), right(2, x)) else 1)
-        end = time.monotonic() + 60
-        while (status := os.waitpid(child, os.WNOHANG)) == (0, 0):
-            assert time.monotonic() < end, "a child hangs"
-            time.sleep(0.0005)
-        assert os.waitstatus_to_exitcode(status[1]) == 0, "a child is wrong"
+        _expect_right_in_a_child(op, x)
 
 
 def threads_fork(count: int) -> None:
     """Children forked while other threads call and compile."""
-    warnings.simplefilter("ignore", DeprecationWarning)
     done = threading.Event()
     x = np.arange(300).reshape(20, 15)
 
@@ -167,16 +159,50 @@ def threads_fork(count: int) -> None:
     running = [threading.Thread(target=work, args=(n,)) for n in range(3)]
     for thread in running:
         thread.start()
-    op = po.op(target=_machine())(kind(2).__wrapped__)
-    for _ in range(count):
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if np.array_equal(op(x), right(2, x)) else 1)
-        end = time.monotonic() + 60
-        while (status := os.waitpid(child, os.WNOHANG)) == (0, 0):
-            assert time.monotonic() < end, "a child hangs"
-            time.sleep(0.001)
-        assert os.waitstatus_to_exitcode(status[1]) == 0, "a child is wrong"
-    done.set()
+    try:
+        op = po.op(target=_machine())(kind(2).__wrapped__)
+        for _ in range(count):
+            _expect_right_in_a_child(op, x)
+    finally:
+        done.set()
     for thread in running:
         thread.join()
+
+
+def fork_beside(use_of_llvm: str) -> None:
+    """A child forked at the moment at which another thread is inside LLVM, outside of any kernel's compile."""
+    import llvmlite.binding
+
+    is_inside = threading.Event()
+
+    def stay() -> None:
+        if threading.current_thread() is not threading.main_thread() and not is_inside.is_set():
+            is_inside.set()
+            time.sleep(1)
+
+    llvmlite.binding.ffi.register_lock_callback(stay, lambda: None)
+    uses: dict[str, Callable[[], object]] = {
+        "host": host,
+        "pool": lambda: po.set_num_threads(3),
+        "version": jit.version,
+    }
+    thread = threading.Thread(target=uses[use_of_llvm])
+    thread.start()
+    assert is_inside.wait(60), "LLVM is not used"
+    _expect_right_in_a_child(kind(2), np.arange(300).reshape(20, 15))
+    thread.join()
+
+
+def _expect_right_in_a_child(op: po.Op, x: np.ndarray) -> None:
+    """A child that is forked now calls the op, of kind 2, and ends."""
+    warnings.simplefilter("ignore", DeprecationWarning)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if np.array_equal(op(x), right(2, x)) else 1)
+    end = time.monotonic() + 60
+    while (status := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            raise AssertionError("a child hangs")
+        time.sleep(0.0005)
+    assert os.waitstatus_to_exitcode(status[1]) == 0, "a child is wrong"

@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -22,12 +21,12 @@ from typing import Any, Literal
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda import source
 from polyopt.errors import BackendUnavailable, CompileError
+from polyopt.forks import COMPILING
 from polyopt.runtime.cuda import ptxas
 from polyopt.runtime.cuda.ptxas import Resources
 
 VOCABULARY = Path(source.__file__).parent / "po_device.h"
 Kind = Literal["cubin", "ptx"]
-_lock = threading.Lock()
 _log = logging.getLogger(__name__)
 
 
@@ -105,7 +104,7 @@ class Nvrtc:
     def compile(self, text: str, arch: str, kind: Kind, *, contract: bool) -> Compiled:
         """Raises `CompileError` with the compiler's messages."""
         options = [*_options(arch, kind, contract=contract), "--ptxas-options=-v"]
-        with _lock:
+        with COMPILING:
             program = self._program(text)
             try:
                 failure = self._library.nvrtcCompileProgram(program, len(options), _strings(options))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from polyopt.classes import dataclass
 from polyopt.errors import BackendUnavailable
+from polyopt.forks import COMPILING
 from polyopt.runtime.cuda.driver import Array, Limits, Memory, Module
 from polyopt.runtime.cuda.image import CudaImage, KernelImage
 from polyopt.runtime.emulator import build
@@ -27,7 +27,6 @@ SHARED_LIMIT = 227 << 10
 _MODES: dict[Mode, int] = {"fast": 0, "check": 1, "count": 2, "trace": 3}
 _ATOMIC, _GLOBAL = 2, 16
 _names = itertools.count()
-_lock = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,7 @@ class Emulator:
 
     def load(self, image: CudaImage) -> EmulatedModule:
         """Raises `BackendUnavailable` without g++, `CompileError` where g++ refuses the text."""
-        with _lock:
+        with COMPILING:
             return EmulatedModule(image, self.runtime(), self.mode)
 
     def allocate(self, size: int, name: str, *, is_written: bool) -> EmulatedMemory:
