@@ -388,7 +388,8 @@ class Lowering:
 
     @cached_property
     def _loops(self) -> LoopProgram:
-        streamed = streams.apply(self._scanned, self._decided.mapping.streams)
+        in_place = _in_place(self.scop, self.program)
+        streamed = streams.apply(self._scanned, self._decided.mapping.streams, in_place)
         return edges.split(loops_split.split(interior.split(streamed)))
 
     @cached_property

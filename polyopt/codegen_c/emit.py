@@ -8,6 +8,7 @@ optimisation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +20,7 @@ from polyopt.codegen_c.lanes import LanePlanner
 from polyopt.codegen_c.llvm_text import Function, Module, Value
 from polyopt.codegen_c.memory import Place
 from polyopt.codegen_c.statements import Statements
-from polyopt.codegen_c.values import Linear, binary, compare, int64, intrinsic, linear, scalar_of, splat
+from polyopt.codegen_c.values import Linear, binary, compare, convert, int64, intrinsic, linear, scalar_of, splat
 from polyopt.dots import Dot
 from polyopt.dsl.ir import Const
 from polyopt.dtypes import DType
@@ -225,8 +226,20 @@ class _FunctionWriter:
         for number, buffer in enumerate(program.arguments):
             base = self.word(abi.FIRST_ARGUMENT + number, "ptr")
             self.place(buffer, base, buffer.dtype.itemsize if buffer.aligned else 1)
+        for buffer in program.arguments:
+            self._keep(buffer)
         for buffer in program.workspace:
             self.place(buffer, self._workspace_address(self.kernel.shared_offsets[buffer.name]), buffer.dtype.itemsize)
+
+    def _keep(self, buffer: Buffer) -> None:
+        """Whether a buffer that passes the caches is in the memory of one that is read."""
+        f, places = self.f, self.x.places
+        base = places[buffer.name].base
+        for name in buffer.in_place_of:
+            same = convert(f, "zext", compare(f, "eq", base, places[name].base), "i64")
+            kept = places[buffer.name].kept
+            kept = same if kept is None else binary(f, "or", kept, same)
+            places[buffer.name] = replace(places[buffer.name], kept=kept)
 
     def place(self, buffer: Buffer, base: Value, alignment: int) -> None:
         context = Context(self.sizes)

@@ -51,6 +51,7 @@ class Place:
     extents:   of each dimension
     alignment: that every element is known to have
     lanes:     for a local buffer inside a vector loop: every element holds one item per lane, lane after lane
+    kept:      for a buffer that passes the caches: bits that are 0 unless it does not, in this call
     """
 
     buffer: Buffer
@@ -59,6 +60,7 @@ class Place:
     extents: tuple[Linear, ...]
     alignment: int
     lanes: int = 1
+    kept: Value | None = None
 
     @property
     def name(self) -> str:
@@ -332,10 +334,13 @@ def _write_strided(f: Function, place: Place, address: Address, lanes: int, item
 
 
 def _write_past(f: Function, place: Place, target: Value, value: Value) -> None:
-    """A vector to memory, past the caches, if it is aligned: rows of a length that is no multiple are not."""
+    """A vector to memory, past the caches, if it is aligned (rows of a length that is no multiple are not) and the
+    call is not in place."""
     size = value.lanes * place.itemsize
     number = f.instruction(f"ptrtoint {target} to i64", "i64", 1, [target], "cheap")
     rest = binary(f, "and", number, int64(size - 1))
+    if place.kept is not None:
+        rest = binary(f, "or", rest, place.kept)
     f.branch(
         compare(f, "eq", rest, int64(0)),
         lambda: f.store_past(value, target, size, place.name),

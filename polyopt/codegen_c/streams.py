@@ -2,7 +2,8 @@
 
 A store to a line that is in no cache first reads the line from memory. A vector that covers a line can go to memory as
 it is, which saves that read and leaves the caches to what is read again: for a result that a kernel writes once, in
-whole vectors, and that would not stay in the caches anyway until somebody reads it.
+whole vectors, and that would not stay in the caches anyway until somebody reads it. Where a call computes in place,
+the operand's lines are there already, and stores past the caches would throw them out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.codegen_c import work
 from polyopt.dsl.affine import Affine, AxisRef
-from polyopt.loops.ir import LoopProgram
+from polyopt.loops.ir import Buffer, LoopProgram
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Loop, Tree, loops, statements
 from polyopt.poly.tree import Sequence as TreeSequence
@@ -56,11 +57,18 @@ def _goes_past(name: str, preferred: bool) -> bool:
     return picks.choose(f"{name} past the caches", preferred, lambda: (preferred, not preferred))
 
 
-def apply(program: LoopProgram, streams: Sequence[Stream]) -> LoopProgram:
-    """The program with its streams marked."""
+def apply(program: LoopProgram, streams: Sequence[Stream], in_place: Sequence[tuple[str, str]] = ()) -> LoopProgram:
+    """The program with its streams marked. in_place: pairs (result, input) that may be the same memory"""
     names = {stream.array for stream in streams}
-    arguments = tuple(replace(buffer, passes=buffer.name in names) for buffer in program.arguments)
-    return replace(program, arguments=arguments)
+    arguments = {buffer.name for buffer in program.arguments}
+
+    def marked(buffer: Buffer) -> Buffer:
+        if buffer.name not in names:
+            return buffer
+        others = tuple(given for result, given in in_place if result == buffer.name and given in arguments)
+        return replace(buffer, passes=True, in_place_of=others)
+
+    return replace(program, arguments=tuple(map(marked, program.arguments)))
 
 
 def _written_once(scop: Scop, nest: Tree) -> Iterator[str]:

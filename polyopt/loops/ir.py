@@ -67,6 +67,8 @@ class Buffer:
     aligned: the base address and every row are a multiple of 64 bytes (never for arguments unless tested)
     given:   shape of the caller's array where it is not `shape`: some of its dimensions are one here
     passes:  vectors stored here go past the caches, to memory: for results that nobody reads soon
+    in_place_of: the arguments whose memory the caller may have given for this one too, if it passes the caches: then
+             reading them has brought its lines, and it does not pass
     padded:  a row may end in elements that no iteration defines; lanes past the end of a loop may set them to zero
     swizzled: rows of its last two dimensions lie in lines of 128 bytes whose parts of 16 bytes change places
               (`po_swizzled`), so that neighboring rows are in different banks of a GPU's shared memory
@@ -80,6 +82,7 @@ class Buffer:
     aligned: bool = False
     given: tuple[Expr, ...] | None = None
     passes: bool = False
+    in_place_of: tuple[str, ...] = ()
     padded: bool = False
     swizzled: bool = False
 

@@ -121,6 +121,13 @@ def test_results_in_place_and_of_a_narrow_dtype_are_right() -> None:
     np.testing.assert_allclose(q, np.sqrt(m.astype(np.float64) ** 2 + 1), rtol=1e-6)
 
 
+def test_a_call_in_place_keeps_what_it_has_read() -> None:
+    lowering = moments.lower(N=1 << 24, target=preset("avx512"))
+    places = {buffer.name: buffer.in_place_of for buffer in lowering.loops.arguments}
+    assert places == {"p": (), "g": (), "m": ("p", "g"), "q": ()}
+    assert "icmp eq ptr" in lowering.source("llvm"), "whether a call is in place is asked when it is made"
+
+
 def test_a_program_without_streams_is_not_marked() -> None:
     loops = shifted.lower(M=8, N=8).loops
     assert streams.apply(loops, ()) == loops
