@@ -54,19 +54,24 @@ _TABLE: Mapping[str, Callable[..., list[Shape]]] = {
     "chain": lambda x, y: [x.shape],
     "gelu": _same,
     "bias_relu": lambda x, b: [x.shape],
-    "adam": lambda p, g, m, v: [p.shape] * 3,
+    "adam": lambda p, g, m, v: [],
     "blur": lambda x: [x.shape, x.shape],
     "unsharp": lambda x: [x.shape, x.shape],
     "harris": lambda x: [(x.shape[0] - 4, x.shape[1] - 4), (3, *x.shape)],
 }
 _SCRATCH = frozenset({"blur", "unsharp", "harris"})
 """Kinds whose second result is scratch memory."""
+_IN_PLACE = {"adam": (0, 2, 3)}
+"""Kinds that compute into copies of their inputs, with the numbers of these."""
 
 
 def prepare(case: Case, arrays: list[Any]) -> Callable[[], Any] | None:
     if case.kind not in _TABLE:
         return None
     results = [np.zeros(shape, np.float32) for shape in _TABLE[case.kind](*arrays)]
+    if case.kind in _IN_PLACE:
+        arrays = [array.copy() for array in arrays]
+        results = [arrays[number] for number in _IN_PLACE[case.kind]]
     function = getattr(_library(), case.kind)
     sizes = [ctypes.c_int64(extent) for extent in arrays[0].shape]
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arrays, *results)]

@@ -114,7 +114,8 @@ void bias_relu(I m, I n, CF x, CF b, F y) {
         for (I j = 0; j < n; j++) { float v = x[i * n + j] + b[j]; y[i * n + j] = v > 0 ? v : 0; }
 }
 
-void adam(I n, CF p, CF g, CF m, CF v, F p2, F m2, F v2) {
+/* In place: p2 is p, m2 is m, v2 is v. */
+void adam(I n, const float *p, CF g, const float *m, const float *v, float *p2, float *m2, float *v2) {
 #pragma omp parallel for simd
     for (I i = 0; i < n; i++) {
         float a = 0.9f * m[i] + 0.1f * g[i], b = 0.999f * v[i] + 0.001f * g[i] * g[i];

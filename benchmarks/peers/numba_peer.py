@@ -200,6 +200,16 @@ def _into(function: Any, *shapes: Callable[[Any], tuple[int, ...]]) -> Callable[
     return make
 
 
+def _adam_in_place(*arrays: Any) -> Callable[[], Any]:
+    p, g, m, v = (array.copy() for array in arrays)
+
+    def call() -> Any:
+        _adam(p, g, m, v, p, m, v)
+        return p, m, v
+
+    return call
+
+
 def _same(x: Any) -> tuple[int, ...]:
     return tuple(x.shape)
 
@@ -242,7 +252,7 @@ _TABLE: Mapping[str, Callable[..., Callable[[], Any]]] = {
     "chain": _into(_chain, _same),
     "gelu": _into(_gelu, _same),
     "bias_relu": _into(_bias_relu, _same),
-    "adam": _into(_adam, _same, _same, _same),
+    "adam": _adam_in_place,
     "gemv": _into(_gemv, lambda x: (x.shape[0],)),
     "blur": _pair(_blur_rows, _blur_columns, with_input=False),
     "unsharp": _pair(_blur_rows, _unsharp_columns, with_input=True),
