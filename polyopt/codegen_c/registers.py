@@ -25,7 +25,7 @@ from polyopt.codegen_c.flatten import (
 from polyopt.codegen_c.lanes import LanePlanner
 from polyopt.codegen_c.llvm_text import Value, vector_type
 from polyopt.codegen_c.memory import Place
-from polyopt.codegen_c.values import Linear, conjunction, register_scalar
+from polyopt.codegen_c.values import Linear, conjunction, int64, intrinsic, linear, register_scalar, scalar_of
 from polyopt.dsl.ir import Var
 from polyopt.loops.ir import Alloc, Block, Expr, For, If, Load, Stmt, Store, walk_expr
 
@@ -52,7 +52,11 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """An element, or a vector of them, that stays in a register. is_set: it is stored before it is read"""
+    """An element, or a vector of them, that stays in a register.
+
+    is_set:  it is stored before it is read
+    clamped: it may be none of the buffer where the loop does not touch it; another one is then read and written back
+    """
 
     buffer: str
     key: Key
@@ -60,6 +64,7 @@ class Promoted:
     mask: Value | None
     happens: Value | None
     is_set: bool = False
+    clamped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,7 @@ class Planner:
         if place.buffer.space != "local" and not all(access.is_certain for access in accesses):
             return None
         elements: dict[Key, Promoted] = {}
+        touched: set[Key] = set()
         for access in accesses:
             assert access.context is not None, "checked above"
             indices = [self._x.index(index, access.context.unclamped) for index in access.indices]
@@ -141,8 +147,15 @@ class Planner:
             if both is None:
                 return None
             elements[key] = both
+            if access.is_certain:
+                touched.add(key)
         found = list(elements.values())
-        return found if are_disjoint(found) else None
+        if not are_disjoint(found):
+            return None
+        unsure = [element for element in found if element.key not in touched and not _is_inside(element, place)]
+        if not unsure:
+            return found
+        return [replace(found[0], clamped=True)] if len(found) == 1 and found[0].lanes == 1 else None
 
     def load(self, promoted: tuple[Promoted, ...], context: Context) -> Context:
         """Reads the elements into registers, but those that are set first; the context in which they live there."""
@@ -156,7 +169,7 @@ class Planner:
             registers.setdefault(element.buffer, {})[element.key] = slot
             if element.is_set:
                 continue
-            address = memory.address_of(f, place, element.key, element.lanes)
+            address = memory.address_of(f, place, self._key(element, place), element.lanes)
             stored = memory.read(f, place, address, element.lanes, element.mask, element.happens)
             f.write(slot.pointer, conversions.from_memory(f, stored, place.buffer.dtype))
         return replace(context, registers=registers)
@@ -168,12 +181,25 @@ class Planner:
             slot = context.registers[element.buffer][element.key]
             self._store_one(place, element, slot)
 
+    def _key(self, element: Promoted, place: Place) -> Key:
+        if not element.clamped:
+            return element.key
+        return tuple(self._clamped(form, extent) for form, extent in zip(element.key, place.extents, strict=True))
+
+    def _clamped(self, form: Linear, extent: Linear) -> Linear:
+        """The index nearest to `form` that a dimension has."""
+        if extent.is_constant and extent.constant == 1:
+            return Linear()
+        f = self._x.f
+        last = scalar_of(f, extent + Linear(-1))
+        return linear(intrinsic(f, "smax", intrinsic(f, "smin", scalar_of(f, form), last), int64(0)))
+
     def _store_one(self, place: Place, element: Promoted, slot: Slot) -> None:
         f = self._x.f
 
         def write() -> None:
             value = f.read(slot.pointer, register_scalar(place.buffer.dtype), slot.lanes)
-            address = memory.address_of(f, place, element.key, element.lanes)
+            address = memory.address_of(f, place, self._key(element, place), element.lanes)
             memory.write(
                 f, place, address, element.lanes, element.mask, conversions.to_memory(f, value, place.buffer.dtype)
             )
@@ -182,6 +208,17 @@ class Planner:
             write()
         else:
             f.branch(element.happens, write)
+
+
+def _is_inside(element: Promoted, place: Place) -> bool:
+    """Whether an element is one of the buffer's as its subscripts stand, whatever the loop does."""
+    return all(
+        not form.terms
+        and extent.is_constant
+        and min(form.constant, form.constant + form.lane_factor * (element.lanes - 1)) >= 0
+        and max(form.constant, form.constant + form.lane_factor * (element.lanes - 1)) < extent.constant
+        for form, extent in zip(element.key, place.extents, strict=True)
+    )
 
 
 def _both(one: Promoted, other: Promoted) -> Promoted | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -459,4 +461,41 @@ def test_rows_behind_the_last_one_leave_an_element_alone_that_is_stored_by_itsel
             for row in range(first, min(first + 3, n)):
                 wanted[row] += x[term, row]
                 wanted[first + 2] = w[term, first]
+    np.testing.assert_array_equal(y, wanted)
+
+
+FAR = 1 << 24
+"""Elements of four bytes to where no process has memory: between its stack and the next mapping."""
+
+
+def ends_well(work: Callable[[], None]) -> bool:
+    """Whether a child that does the work ends by itself."""
+    child = os.fork()
+    if child == 0:
+        work()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a crash is kept in a child")
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("width", [1, 16])
+def test_an_element_that_a_guard_makes_one_of_the_buffer_is_not_touched_without_it(rows: int, width: int) -> None:
+    """`kept[(2 - t) * FAR]` is an element where `t == 2`; it was read and written back for each `t`."""
+    kind = "vector" if width > 1 else "unrolled"
+    kept = Buffer("kept", f32, (integer(rows * width),), "local")
+    x, y = numbers(4, 16), np.zeros((6, rows * width), np.float32)
+    place = op("mul", op("sub", 2, t), FAR)
+    sums = [
+        loop("j", width, store("kept", [add(add(place, row * width), j)], load("x", k, j), total()), kind=kind)
+        for row in range(rows)
+    ]
+    summed = loop("k", 4, If(op("eq", t, 2, dtype=bool_), Block(tuple(sums))))
+    start = loop("i", rows * width, store("kept", [i], Const(0, f32)))
+    used = loop("i", rows * width, store("y", [t, i], load("kept", i)))
+    body = loop("t", 6, Alloc(kept, Block((start, summed, used))))
+    assert ends_well(lambda: run(body, {"x": x, "y": y}))
+    run(body, {"x": x, "y": y})
+    wanted = np.zeros_like(y)
+    wanted[2] = np.tile(x[:, :width].sum(axis=0), rows)
     np.testing.assert_array_equal(y, wanted)
