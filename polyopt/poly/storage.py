@@ -28,6 +28,9 @@ _IN, _OUT = isl.dim_type.in_, isl.dim_type.out
 FOLD_OPERATIONS = 100_000
 """What isl may do to show that the planes of one array suffice."""
 
+SIDE_OPERATIONS = 50_000
+"""What isl may do to find how many elements of a dimension one iteration touches."""
+
 
 @dataclass(frozen=True, slots=True)
 class Storage:
@@ -133,8 +136,16 @@ class _Planner:
         """The first element and the constant number of elements of one dimension, over all iterations.
 
         line: `{ [rows of the scope] -> [element] }`. Every piece of the least element is tried as the first one
-        held; the one that needs least space is taken. None where no constant size suffices.
+        held; the one that needs least space is taken. None where no constant size suffices, or none is found in time.
         """
+        try:
+            with operation_budget(SIDE_OPERATIONS):
+                return self.least_side(line, scope)
+        except isl.Error:
+            return None
+
+    def least_side(self, line: isl.Map, scope: Sequence[Loop]) -> tuple[Affine, Affine] | None:
+        """As `side`, without a bound on what isl may do."""
         best: tuple[Affine, Affine] | None = None
         for _, piece in line.lexmin_pw_multi_aff().get_pw_aff(0).get_pieces():
             first = piece.gist(line.domain())

@@ -20,6 +20,7 @@ from polyopt.poly.lifetimes import overwritten, relations
 from polyopt.poly.order import Order
 from polyopt.poly.storage import Storage, StoragePlan
 from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, as_schedule, kinds, loops
+from polyopt.target import preset
 from tests.poly import running
 from tests.poly.operators import M, N, i, j, jacobi_1d, jacobi_2d, k, layernorm, prefix, product, softmax
 
@@ -356,3 +357,21 @@ def test_storage_for_an_illegal_order_is_proposed_and_then_refused() -> None:
     )
     with pytest.raises(LegalityError):
         decided(lowering, early)
+
+
+def test_a_box_that_takes_long_to_find_costs_no_other_plan() -> None:
+    """With open sizes, isl looked for the least element of an iteration until the planner's share was spent."""
+
+    term = po.index("term", extent=M)
+
+    @po.op(dynamic=True, target=replace(preset("generic"), parallel_ns=1, l1_bytes=256, l2_bytes=1024, l3_bytes=1024))
+    def branches(x: f32[N], c: po.u32[()], s: f32[M, N]):
+        y = po.tensor("y", shape=(M, N), dtype=po.u32)
+        near = ((i // 4 + 2 * j) % 3 == 1) | (i + j < M)
+        y[i, j] = po.when(near, c[()])
+        y[i, j] = po.when(~near, po.cast(po.clip(po.min(x[j], term), 0, 8), po.u32))
+        return y
+
+    lowering = branches.lower()
+    assert not lowering.settled.fallback
+    assert buffer_of(lowering, "y_min").extent == (size("N"),)
