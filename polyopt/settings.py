@@ -6,9 +6,9 @@ An override made by `override(...)` or `strict_checks()` holds in the current th
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
-import sys
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -22,6 +22,8 @@ from polyopt.errors import ArgumentError
 DEFAULT_CACHE_BYTES = 512 << 20
 PROOF_LEVEL = 1
 ENUMERATION_LEVEL = 2
+_OF_CHILDREN = ("polyopt", "numpy", "ml_dtypes", "llvmlite")
+"""What processes of ours import beside Python's library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,14 @@ def wants_whole_traceback(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def child_environment(*, num_threads: int) -> dict[str, str]:
-    """The environment for a process of ours: this one's, its thread count, and its places to import from."""
-    paths = os.pathsep.join(path for path in sys.path if path)
-    return {**os.environ, "POLYOPT_NUM_THREADS": str(num_threads), "PYTHONPATH": paths}
+    """The environment for a process of ours: this one's, its thread count, and where it finds what it imports.
+
+    Not the folder of the user's script, nor the one at hand: a file `operator.py` there would stand for Python's own.
+    """
+    found = map(importlib.util.find_spec, _OF_CHILDREN)
+    paths = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin)
+    own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+    return {**os.environ, "POLYOPT_NUM_THREADS": str(num_threads), **own}
 
 
 @contextmanager

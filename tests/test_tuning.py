@@ -231,6 +231,16 @@ def test_an_operator_is_tuned_in_child_processes(capsys: pytest.CaptureFixture[s
     assert record.op == "linear_relu" and record.machine == compilation.machine()
 
 
+def test_a_file_called_as_a_module_of_python_does_not_reach_the_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "operator.py").write_text("raise SystemExit('not the operator that is meant')", "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with tuning._Children(product().problem(**SIZES), {}) as children:
+        assert children.base()[0] > 0
+
+
 def test_a_child_that_crashes_or_hangs_is_a_recorded_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     with tuning._Children(product().problem(**SIZES), {}) as children:
         base_ms, questions = children.base()
