@@ -331,6 +331,8 @@ def _add_fuzz(commands: Commands) -> None:
 
 
 def _fuzz(options: argparse.Namespace) -> None:
+    if options.log is not None:
+        _check_log(options.log)
     seed = options.seed if options.seed is not None else time.time_ns() % (1 << 40)
     campaign, failures = Campaign(seed), 0
     print(f"from seed {seed}")
@@ -350,6 +352,26 @@ def _fuzz(options: argparse.Namespace) -> None:
     if failures:
         print(f"failures: {failures}", file=sys.stderr)
         raise SystemExit(EXIT_FAILED)
+
+
+def _check_log(path: Path) -> None:
+    """Whether totals can be added to a log, asked before they are found. Raises `ArgumentError`."""
+    try:
+        log.read(path)
+        path.open("a").close()
+    except OSError as error:
+        raise ArgumentError(
+            f"the log {path} cannot be written",
+            why=str(error.strerror),
+            fix="give a file in a folder that exists and can be written to",
+            facts={"log": str(path)},
+        ) from None
+    except (ValueError, TypeError, KeyError):
+        raise ArgumentError(
+            f"{path} is no log of `polyopt fuzz`",
+            fix="give another file, or a name that is not taken",
+            facts={"log": str(path)},
+        ) from None
 
 
 # --- cache ------------------------------------------------------------------------------------------------------

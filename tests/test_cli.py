@@ -241,3 +241,21 @@ def test_seconds_are_a_time_that_ends(command: str, seconds: str, capsys: pytest
     with pytest.raises(SystemExit):
         cli.main([command, "--seconds", seconds])
     assert "--seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/log.json", "notes.txt", "list.json"])
+def test_a_log_that_cannot_take_the_totals_is_refused_before_they_are_found(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("not JSON", "utf-8")
+    (tmp_path / "list.json").write_text("[1, 2]", "utf-8")
+    assert cli.main(["fuzz", "--seconds", "60", "--log", str(tmp_path / name)]) == 1
+    shown = capsys.readouterr()
+    assert name in shown.err and "Try: " in shown.err and "from seed" not in shown.out
+
+
+def test_an_empty_log_takes_totals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log.json"
+    log.touch()
+    assert cli.main(["fuzz", "--seconds", "0.1", "--seed", "3", "--log", str(log)]) == 0
+    assert '"figure": "programs"' in log.read_text("utf-8")

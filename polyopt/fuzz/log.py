@@ -45,8 +45,8 @@ class Entry:
 
 
 def read(path: Path) -> list[Entry]:
-    """The entries of a log; none where there is no file."""
-    if not path.exists():
+    """The entries of a log; none where there is no file, or an empty one."""
+    if not path.exists() or not path.stat().st_size:
         return []
     return [_from_json(item) for item in json.loads(path.read_text(encoding="utf-8"))]
 
