@@ -104,7 +104,9 @@ class _Printer:
         for buffer in self._program.arguments:
             shape = "".join(f"[{self._x.text(extent)}]" for extent in buffer.callers_shape) or " (one element)"
             role = "result" if buffer.name in self._program.written else "input"
-            layout = ", strided" if buffer.strides is not None else ""
+            layout = ""
+            if buffer.strides is not None:
+                layout = f", strides of {', '.join(map(self._x.text, buffer.strides)) or 'none'} bytes"
             lines.append(f"   {self._names.arrays[buffer.name]}: {role}, {buffer.dtype}{shape}{layout}")
         for number, site in enumerate(self._program.sites):
             lines.append(f"   check {number}: dimension {site.dimension} of {site.array}")
