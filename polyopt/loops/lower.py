@@ -39,7 +39,7 @@ from polyopt.loops.placement import Placement
 from polyopt.loops.rename import rename
 from polyopt.loops.scan import NotAffine, affine_expr, as_affine, as_condition, as_expr, operation
 from polyopt.poly.scop import Array, Scop, Statement
-from polyopt.poly.space import node_kind
+from polyopt.poly.space import isl_errors, node_kind
 from polyopt.poly.storage import Storage, StoragePlan
 from polyopt.poly.tree import Loop, Tree, as_schedule, loops
 
@@ -108,22 +108,27 @@ def ast(scop: Scop, tree: Tree) -> Scanned:
     """isl's AST of the tree; loops that become lanes or registers are generated without guards inside.
 
     Of a statement with divisions in its domain or its rows, isl may lose iterations: such a one, and one of which isl
-    does not tell in time, runs in loops over a hull of the domain, under a guard. Raises `ScheduleError` where
-    iterations are lost all the same.
+    does not tell in time, runs in loops over a hull of the domain, under a guard. So do all of them where isl fails,
+    as it does at some divisions ("input involves unknown divs"). Raises `ScheduleError` where iterations are lost, or
+    isl fails, all the same.
     """
-    root = _scanned(scop, tree)
     odd = {name for loop in loops(tree) for name, row in loop.rows if not _is_plain(row)}
     divided = {
         s.name: s.domain for s in scop.statements if s.name in odd or not s.domain.remove_divs().is_equal(s.domain)
     }
-    wrong = runs.misread(root, divided, scop.context)
-    if not wrong:
-        return Scanned(root, {})
+    try:
+        root = _scanned(scop, tree)
+        wrong = runs.misread(root, divided, scop.context)
+    except isl.Error:
+        wrong = list(divided)
+    else:
+        if not wrong:
+            return Scanned(root, {})
     _LOG.info("%s: isl's loops may lose iterations of %s, which now run under guards", scop.name, ", ".join(wrong))
     wide = {name: _undivided(divided[name]) for name in wrong}
-    root = _scanned(
-        replace(scop, statements=tuple(_over(s, wide.get(s.name, s.domain)) for s in scop.statements)), tree
-    )
+    over = replace(scop, statements=tuple(_over(s, wide.get(s.name, s.domain)) for s in scop.statements))
+    with isl_errors(f"scan the loops of '{scop.name}'"):
+        root = _scanned(over, tree)
     if lost := runs.misread(root, {**divided, **wide}, scop.context):
         raise ScheduleError(f"isl's loops lose iterations of '{lost[0]}'", why=str(root))
     return Scanned(root, {name: _of_axes(divided[name].gist(wide[name])) for name in wrong})

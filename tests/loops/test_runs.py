@@ -103,3 +103,21 @@ def test_rows_of_a_drawn_schedule_that_begin_at_floors() -> None:
         return y
 
     compare(ones, (np.zeros((2, 3), np.int64),), plans=(694,))
+
+
+def test_divisions_that_isl_fails_at_run_under_guards() -> None:
+    """isl's code generator ended at "input involves unknown divs", in an error of isl's own."""
+    m, n, depth = po.sizes("m n depth")
+    row, column, term = po.index("row", extent=m), po.index("column", extent=n), po.index("term", extent=depth)
+    summed, beside = po.index("summed", extent=m), po.index("beside", extent=n)
+
+    @po.op
+    def thirds(x: po.f64[m, n], w: po.f64[depth]):
+        y = po.tensor("y", shape=(m, n), dtype=po.i8)
+        below = po.cast(w[(term + 1) // 2] + x[summed, beside] < po.cast(1, po.f64), po.i8)
+        y[row, column] += po.cast(po.sum(below, summed, where=~((term // 3 + term) % 3 == 1)), po.i8)
+        return y
+
+    x, w = np.random.default_rng(1).random((1, 2)), np.random.default_rng(2).random(8)
+    np.testing.assert_array_equal(thirds(x, w), thirds.reference(x, w))
+    assert "under guards" in str(thirds.lower(x, w).report())
