@@ -25,6 +25,7 @@ from polyopt.codegen_cuda.shapes import (
     is_inside_block,
     is_replicable,
     outside_sums,
+    pinned,
     without_tile,
 )
 from polyopt.codegen_cuda.source import RECORD, CudaKernel
@@ -328,7 +329,10 @@ class KernelPrinter(WarpPrinter):
             yield "}"
 
     def _hoistable(self, nest: Sequence[For], body: Stmt) -> list[Store]:
-        """The reductions inside block loops whose element is the same for all iterations."""
+        """The reductions inside block loops whose element is the same for all iterations.
+
+        Where an equality leaves one of these, its thread adds to the element in place, in its turn.
+        """
         vars_ = {loop.var for loop in nest}
         inner = {loop.var for loop in walk(body) if isinstance(loop, For)}
         own = {s.buffer.name for s in walk(body) if isinstance(s, Alloc)}
@@ -337,7 +341,7 @@ class KernelPrinter(WarpPrinter):
             if not isinstance(store, Store) or store.reducer is None or store.buffer in own:
                 continue
             used = {node.name for index in store.indices for node in walk_expr(index) if isinstance(node, Var)}
-            if used & vars_ == vars_:
+            if vars_ <= used | pinned(body, store, (vars_ | inner) - used):
                 continue
             if used & (vars_ | inner) or any(isinstance(e, Load) for i in store.indices for e in walk_expr(i)):
                 raise ScheduleError(

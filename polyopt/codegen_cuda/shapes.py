@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from math import prod
 
@@ -151,6 +151,52 @@ def always_runs(body: Stmt, store: Store) -> bool:
             return always_runs(inner, store)
         case _:
             return False
+
+
+def pinned(body: Stmt, store: Store, moving: Set[str]) -> frozenset[str]:
+    """The variables of which equalities around a store leave one value: `i` of `if i + 1 == n: y[n - 1] += ...`.
+
+    moving: variables that may have several values for one element; an equality of two of them leaves many pairs
+    """
+    match body:
+        case If(condition, then, otherwise):
+            if any(inner is store for inner in walk(then)):
+                return _of_one_value(condition, moving) | pinned(then, store, moving)
+            return frozenset() if otherwise is None else pinned(otherwise, store, moving)
+        case _:
+            return frozenset().union(*(pinned(inner, store, moving) for inner in substatements(body)))
+
+
+def _of_one_value(condition: Expr, moving: Set[str]) -> frozenset[str]:
+    match condition:
+        case Op("and", parts):
+            return frozenset().union(*(_of_one_value(part, moving) for part in parts))
+        case Op("eq", (left, right)):
+            factors = _factors(folded("sub", left, right)) or {}
+            found = [name for name, factor in factors.items() if factor and name in moving]
+            return frozenset(found) if len(found) == 1 else frozenset()
+        case _:
+            return frozenset()
+
+
+def _factors(expr: Expr) -> dict[str, int] | None:
+    """What the variables of a sum are multiplied by; None for what is no sum of them."""
+    match expr:
+        case Const():
+            return {}
+        case Var(name):
+            return {name: 1}
+        case Op("add" | "sub" as op, (left, right)):
+            one, other = _factors(left), _factors(right)
+            if one is None or other is None:
+                return None
+            sign = 1 if op == "add" else -1
+            return {name: one.get(name, 0) + sign * other.get(name, 0) for name in {**one, **other}}
+        case Op("mul", (inner, Const(by))) | Op("mul", (Const(by), inner)):
+            factors = _factors(inner)
+            return None if factors is None else {name: factor * int(by) for name, factor in factors.items()}
+        case _:
+            return None
 
 
 def exprs(statement: Stmt) -> Iterator[Expr]:

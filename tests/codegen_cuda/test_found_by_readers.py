@@ -12,10 +12,14 @@ import polyopt as po
 from polyopt import compilation, f16, f32, f64, i32
 from polyopt.api import Op
 from polyopt.codegen_cuda.barriers import Touch, conflicts, in_any_iteration, values_apart
-from polyopt.loops.ir import Block, For, integer
+from polyopt.codegen_cuda.shapes import pinned
+from polyopt.dsl.ir import Const
+from polyopt.dtypes import bool_
+from polyopt.loops.ir import Block, For, If, integer
 from polyopt.runtime import arguments
 from polyopt.runtime.cuda import devices
 from polyopt.target import gpu_preset
+from tests.codegen_c import kernels
 from tests.codegen_cuda.running import emulate, lowered
 from tests.codegen_cuda.test_emulated import needs_compiler
 
@@ -269,3 +273,38 @@ def test_loops_of_one_name_that_start_apart_say_nothing_of_whose_an_element_is()
     for apart in (0, 128):
         (anyone,) = in_any_iteration([owned], {"a": apart})
         assert conflicts([anyone], [anyone]) and not conflicts([owned], [owned])
+
+
+def test_a_sum_that_an_equality_leaves_to_one_thread_is_added_in_its_turn() -> None:
+    """isl knows that `i` is `M - 1` there and writes `y[j, M - 1] += a`: threads shared the sum, and it came last."""
+
+    @po.op(dynamic=["M"], numerics="strict", target=gpu_preset("sm_80", sms=1))
+    def op(x: f32[N, M], a: f32[()]):
+        y = po.tensor("y", shape=(N, M))
+        y[column, row] = x[column, row]
+        y[column, row] += po.when(row == M - 1, a[()])
+        y[column, row] += po.cast(1, f32)
+        return y
+
+    rng = np.random.default_rng(3)
+    x, a = rng.standard_normal((64, 5), np.float32), np.float32(5.708217)
+    want = x.copy()
+    want[:, -1] += a
+    with devices.use(compilation.emulator()):
+        np.testing.assert_array_equal(op(x, a), want + np.float32(1))
+    assert "_sum_1" not in op.lower(N=64).source("cuda")
+
+
+def test_an_equality_of_two_threads_variables_leaves_none_of_them_one_value() -> None:
+    """Many pairs are on a diagonal: their sum stays one that threads share."""
+    added = kernels.store("y", [0], Const(1, f32), kernels.total())
+    for diagonal in (
+        kernels.op("eq", kernels.i, kernels.j, dtype=bool_),
+        kernels.op("eq", kernels.add(kernels.i, kernels.j), 7, dtype=bool_),
+    ):
+        body = If(diagonal, added)
+        assert pinned(body, added, {"i", "j"}) == set()
+        assert pinned(body, added, {"i"}) == {"i"}
+        assert pinned(If(diagonal, Block(()), added), added, {"i"}) == set()
+    twice = kernels.op("eq", kernels.op("floordiv", kernels.i, 2), 3, dtype=bool_)
+    assert pinned(If(twice, added), added, {"i"}) == set()
