@@ -93,17 +93,27 @@ class CudaExpressions(CExpressions):
         place = self.place.get(name)
         return self.plain_element(name, indices) if place is None else place(indices)
 
-    def plain_element(self, name: str, indices: tuple[Expr, ...]) -> Text:
-        """An element of a buffer as if it had no place of its own; its indices may read elements that have one."""
-        return self._swizzled(name, indices) if self._buffers[name].swizzled else super().element(name, indices)
+    def plain_element(self, name: str, indices: tuple[Expr, ...], start: str = "") -> Text:
+        """An element of a buffer as if it had no place of its own; its indices may read elements that have one.
 
-    def _swizzled(self, name: str, indices: tuple[Expr, ...]) -> Text:
+        start: a product, elements in front of the buffer's first one
+        """
+        buffer = self._buffers[name]
+        if buffer.swizzled:
+            return self._swizzled(name, indices, start)
+        if not start:
+            return super().element(name, indices)
+        offset = self.value(self._offset(buffer, indices, buffer.dtype.itemsize))
+        return Text(f"{self._names.arrays[name]}[{start} + {offset.within(_COMPARE)}]")
+
+    def _swizzled(self, name: str, indices: tuple[Expr, ...], start: str) -> Text:
         """An element whose place in its last two dimensions is exchanged."""
         buffer, item = self._buffers[name], self._buffers[name].dtype.itemsize
         nowhere = (integer(0),) * len(indices)
         outside = self._offset(buffer, (*indices[:-2], *nowhere[-2:]), item)
         inside = self.text(self._offset(buffer, (*nowhere[:-2], *indices[-2:]), item))
-        before = "" if outside == integer(0) else f"{self.value(outside).within(_SUM)} + "
+        before = f"{start} + " * bool(start)
+        before += "" if outside == integer(0) else f"{self.value(outside).within(_SUM)} + "
         return Text(f"{self._names.arrays[name]}[{before}po_swizzled<{item}>({inside})]")
 
 

@@ -179,8 +179,7 @@ class KernelPrinter(WarpPrinter):
             group = self._group_number(depth)
 
             def place(indices: tuple[Expr, ...]) -> Text:
-                text = self._x.plain_element(buffer.name, indices).text
-                return Text(text.replace(f"{name}[", f"{name}[({group}) * {apart} + ", 1))
+                return self._x.plain_element(buffer.name, indices, f"({group}) * {apart}")
 
             self._x.place[buffer.name] = place
         yield from self._uniform(body, depth)

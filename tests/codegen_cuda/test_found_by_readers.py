@@ -308,3 +308,21 @@ def test_an_equality_of_two_threads_variables_leaves_none_of_them_one_value() ->
         assert pinned(If(diagonal, Block(()), added), added, {"i"}) == set()
     twice = kernels.op("eq", kernels.op("floordiv", kernels.i, 2), 3, dtype=bool_)
     assert pinned(If(twice, added), added, {"i"}) == set()
+
+
+def test_a_choice_as_a_subscript_of_a_warps_own_row() -> None:
+    """`(warp) * 16 + c ? a : b` chose by `(warp) * 16 + c`."""
+
+    @po.op
+    def op(shaped: po.bool_[M, N], ids: po.i64[M], x: po.bool_[M]):
+        row_of, y = po.tensor("row_of", shape=(M, N), dtype=po.bool_), po.tensor("y", shape=(M, N), dtype=i32)
+        inner = (row >= 2) & (column >= 2) & (column < N - 1)
+        row_of[row, column] = po.where(inner, po.cast(1, po.bool_), x.wrap()[row % 3])
+        y[row, column] = po.where(inner, 1, po.where(row_of[row, ids[row]], 2, 3))
+        return y
+
+    ids, x = np.zeros(4, np.int64), np.array([False, True, True, True])
+    want = np.where(x[np.arange(4) % 3], 2, 3).astype(np.int32)
+    args = np.zeros((4, 2), bool), ids, x
+    lowering = check(op, args, np.repeat(want[:, None], 2, axis=1), target=gpu_preset("sm_89", sms=2))
+    assert "threadIdx.y" in lowering.cuda.text
