@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
+import islpy as isl
+
 from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, FloorDiv, axes_of, axis
@@ -21,10 +23,13 @@ from polyopt.poly.distance import DistanceTester, Rows
 from polyopt.poly.roles import Roles
 from polyopt.poly.schedule import choose_rows
 from polyopt.poly.scop import Scop
+from polyopt.poly.space import operation_budget
 from polyopt.poly.tree import Leaf, Loop, Tree, sequence
 
-Remaining = Mapping[str, tuple[str, ...]]
+JOIN_OPERATIONS = 100_000
+"""What isl may do to find one order for two recurrences."""
 
+Remaining = Mapping[str, tuple[str, ...]]
 
 TileRows = Mapping[str, tuple[tuple[str, Affine], ...]]
 
@@ -281,9 +286,13 @@ class _Fuser:
     def joined_recurrences(
         self, producer: _Group, consumer: _Group, dependences: Sequence[Dependence], remaining: Remaining
     ) -> tuple[_Group | None, str]:
-        """Two recurrences in one loop that runs in order, where one row serves both."""
+        """Two recurrences in one loop that runs in order, where one row serves both and isl says so in time."""
         names = producer.statements + consumer.statements
-        choice = choose_rows(names, _within(names, dependences), self.own_axes(names, remaining), self.tester)
+        try:
+            with operation_budget(JOIN_OPERATIONS):
+                choice = choose_rows(names, _within(names, dependences), self.own_axes(names, remaining), self.tester)
+        except isl.Error:
+            return None, "isl does not say in time whether a row runs both recurrences in order"
         if choice is None or not choice.settles:
             return None, "no row runs both recurrences in order"
         group = _Group(names, (choice.rows,), (choice.spent,), recurrent=not choice.coincident, cyclic=True)

@@ -189,6 +189,30 @@ def test_recurrences_over_the_same_time_share_its_loop() -> None:
     np.testing.assert_allclose(coupled(x, 5), coupled.reference(x, 5))
 
 
+def test_recurrences_that_isl_takes_long_over_stay_apart_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What isl did for them counted against the whole plan, which was given up for one nest a statement."""
+
+    @po.op
+    def chained(x: f64[N], steps: int):
+        u, v, w = po.tensors("u v w")
+        t = po.index("t", extent=steps)
+        u[0, i] = x[i]
+        u[t + 1, i] = u[t, i] * 0.5 + x[i]
+        v[0, i] = x[i]
+        v[t + 1, i] = v[t, i] - u[t + 1, i]
+        w[i] = v[steps, i] + u[steps, i]
+        return w
+
+    lowering = chained.lower(N=7, steps=5)
+    assert any("run in order together" in d.reason for d in lowering.fusion.decisions)
+    monkeypatch.setattr(decide, "JOIN_OPERATIONS", 1)
+    apart = Lowering(lowering.program, lowering.options)
+    assert any("does not say in time" in d.reason for d in apart.fusion.decisions)
+    assert not apart.settled.fallback and not apart.settled.given_up
+    x = np.linspace(0, 1, 7)
+    np.testing.assert_allclose(chained(x, 5), chained.reference(x, 5))
+
+
 def test_what_stands_between_keeps_its_neighbors_apart() -> None:
     """b needs all of a, and c needs both: a and c cannot share a loop around b."""
 
