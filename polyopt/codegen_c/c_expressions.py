@@ -123,6 +123,10 @@ class CExpressions:
             )
         return Text(f"{helper_name('load', buffer.dtype)}({self.address(name, indices, 'const char *')})")
 
+    def compared(self, expr: Expr) -> str:
+        """The text as an operand of a comparison: a bound may be a choice, which binds less tightly."""
+        return self.value(expr).within(_COMPARE)
+
     def address(self, name: str, indices: tuple[Expr, ...], kind: str) -> str:
         """The address of an element, as a pointer of `kind` to bytes."""
         offset = self.value(self._offset(self._buffers[name], indices, 1))

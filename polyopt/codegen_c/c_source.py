@@ -176,7 +176,7 @@ class _Printer:
 
     def _loop(self, loop: For) -> Iterator[str]:
         var = self._names.variables[loop.var]
-        lower, upper = self._x.text(loop.lower), self._x.text(loop.upper)
+        lower, upper = self._x.text(loop.lower), self._x.compared(loop.upper)
         step = f"{var}++" if loop.step == 1 else f"{var} += {loop.step}"
         notes = [note for note in ("" if loop.kind == "serial" else loop.kind, loop.axis) if note and note != loop.var]
         if loop.kind == "parallel" and self._openmp:

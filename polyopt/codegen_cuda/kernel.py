@@ -303,7 +303,7 @@ class KernelPrinter(WarpPrinter):
         name, coordinate = self._var(loop), self._coordinate(depth)
         exact = as_number(folded("sub", loop.upper, loop.lower))
         most = as_number(count(loop, self._x.ranges))
-        start, upper = self._start(loop, coordinate), self._x.text(without_tile(loop))
+        start, upper = self._start(loop, coordinate), self._x.compared(without_tile(loop))
         if most is None or most > loop.chunk:
             step = loop.chunk * loop.step
             yield f"for ({self._index} {name} = {start}; {name} < {upper}; {name} += {step}) {{{comment(loop)}"
@@ -358,7 +358,7 @@ class KernelPrinter(WarpPrinter):
         for loop in nest:
             extent = as_number(folded("sub", loop.upper, loop.lower))
             if extent is None:
-                conditions.append(f"{self._x.text(loop.lower)} < {self._x.text(loop.upper)}")
+                conditions.append(f"{self._x.compared(loop.lower)} < {self._x.compared(loop.upper)}")
             elif extent <= 0:
                 conditions.append("false")
         scanned = {loop.var for loop in nest}

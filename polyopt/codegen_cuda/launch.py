@@ -185,7 +185,7 @@ class LaunchPrinter(VectorPrinter):
             lines.append(f"const {self._index} {self._var(loop)} = {self._start(loop, place)};{comment(loop)}")
             depends = {node.name for e in (loop.lower, loop.upper) for node in walk_expr(e) if isinstance(node, Var)}
             if depends & {other.var for other in self._grid}:
-                lines.append(f"if ({self._var(loop)} >= {self._x.text(loop.upper)}) return;")
+                lines.append(f"if ({self._var(loop)} >= {self._x.compared(loop.upper)}) return;")
         return lines
 
     def _start(self, loop: For, place: str) -> str:

@@ -150,7 +150,7 @@ class ThreadPrinter:
     def _for(self, loop: For) -> Iterator[str]:
         var = self._var(loop)
         note(self._known, loop)
-        lower, upper = self._x.text(loop.lower), self._x.text(loop.upper)
+        lower, upper = self._x.text(loop.lower), self._x.compared(loop.upper)
         step = f"++{var}" if loop.step == 1 else f"{var} += {loop.step}"
         if loop.kind in ("unrolled", "vector"):
             yield "#pragma unroll"

@@ -236,3 +236,18 @@ def test_operands_of_a_custom_reduction_have_names_of_their_own(tmp_path: Path) 
     a, b, y = np.arange(20.0).reshape(4, 5), np.ones(4), np.empty(4)
     compiled(largest, tmp_path, a, b)(a, b, y)
     np.testing.assert_array_equal(y, a.max(1) + 1)
+
+
+@pytest.mark.parametrize("n", [2, 7])
+def test_a_bound_that_is_a_choice(n: int, tmp_path: Path) -> None:
+    """isl gives piecewise bounds so; `i < c ? a : b` chose by `i < c`."""
+    upper = op("select", op("gt", N, 5, dtype=bool_), 3, N)
+    x, y = np.arange(1, 9, dtype=np.float32), np.zeros(1, np.float32)
+    run_c(
+        loop("i", upper, store("y", [0], load("x", i), total())),
+        {"x": x, "y": y},
+        tmp_path,
+        sizes=("N",),
+        size_values=(n,),
+    )
+    assert y[0] == x[: 3 if n > 5 else n].sum()

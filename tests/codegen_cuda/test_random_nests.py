@@ -13,6 +13,7 @@ import pytest
 from polyopt.codegen_cuda import partition
 from polyopt.codegen_cuda.emit import emit
 from polyopt.compilation import emulator_object
+from polyopt.dtypes import bool_
 from polyopt.errors import BoundsError
 from polyopt.loops import split
 from polyopt.loops.interpret import interpret
@@ -20,8 +21,11 @@ from polyopt.loops.ir import Alloc, Block, For, If, LoopProgram, Stmt, Store
 from polyopt.runtime.cuda.image import from_source
 from polyopt.runtime.cuda.program import OnHost, Program
 from polyopt.runtime.emulator.driver import Emulator
+from tests.codegen_c.kernels import i, index_var, k, load, loop, op, program_of, store, total
 from tests.codegen_c.random_nests import random_nests
 from tests.codegen_c.random_programs import Arrays, Case
+
+N = index_var("N")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
@@ -34,6 +38,24 @@ def test_kernels_give_what_the_loops_give(seed: int) -> None:
     found = results(case, lambda: interpret(kernels, case.arrays, case.sizes, seed=seed))
     np.testing.assert_equal(found, wanted, "the kernels on the interpreter")
     np.testing.assert_equal(results(case, lambda: emulate(kernels, case)), wanted, "the kernels on the emulator")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+@pytest.mark.parametrize("n", [2, 7])
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_bounds_that_are_choices(n: int, chunk: int) -> None:
+    """isl gives piecewise bounds so; `i < c ? a : b` chose by `i < c`."""
+    upper = op("select", op("gt", N, 5, dtype=bool_), 3, N)
+    added = loop("k", upper, store("y", [i], load("x", k), total()))
+    body = loop("i", upper, store("y", [i], load("x", i)), added, kind="grid", chunk=chunk)
+    arrays = {"x": np.arange(1, 9, dtype=np.float32), "y": np.zeros(8, np.float32)}
+    program, _ = program_of(body, arrays, sizes=("N",))
+    case = contiguous(Case(program, arrays, {"N": n}))
+    kernels = partition.partition(split.split(case.program), blocks=4)
+    found = results(case, lambda: emulate(kernels, case))["y"]
+    rows = 3 if n > 5 else n
+    first = np.arange(1, rows + 1, dtype=np.float32)
+    np.testing.assert_array_equal(found, np.concatenate([first + first.sum(), np.full(8 - rows, np.nan, np.float32)]))
 
 
 def contiguous(case: Case) -> Case:
