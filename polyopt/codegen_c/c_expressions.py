@@ -262,7 +262,7 @@ def _index_operation(expr: Op[Expr], operands: list[Text]) -> Text:
     if expr.name in ("add", "sub", "mul"):
         return _infix(expr.name, operands)
     if expr.name == "neg":
-        return Text(f"-{operands[0].within(_PREFIX - 1)}", _PREFIX)
+        return Text(f"-{operands[0].within(_PREFIX)}", _PREFIX)
     return operation(expr.name, i64, operands)
 
 

@@ -251,3 +251,11 @@ def test_a_bound_that_is_a_choice(n: int, tmp_path: Path) -> None:
         size_values=(n,),
     )
     assert y[0] == x[: 3 if n > 5 else n].sum()
+
+
+def test_a_negation_of_a_negation_is_no_decrement(tmp_path: Path) -> None:
+    x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    twice = op("neg", op("neg", i))
+    text = run_c(loop("i", 4, store("y", [twice], load("x", twice))), {"x": x, "y": y}, tmp_path)
+    assert "--" not in text.replace("i++", "")
+    np.testing.assert_array_equal(y, x)
