@@ -122,6 +122,7 @@ class Case:
     out:     None, a layout, or "input": the memory of the first argument that fits, or "overlap": shifted by one
     plans:   seeds of plans that are drawn for the operator, beside the compiler's own (`fuzz.plans`)
     gpu:     whether the target is a GPU, for which the emulator stands in
+    printed: whether the C that is printed of the operator, and of its plans, runs too
     """
 
     seed: int
@@ -135,6 +136,7 @@ class Case:
     out: str | None = None
     plans: tuple[int, ...] = ()
     gpu: bool = False
+    printed: bool = False
 
     def operator_source(self) -> str:
         """The operator `fuzzed` as a module of its own."""
@@ -164,8 +166,8 @@ class Case:
         """A program that runs the operator and compares it with its reference."""
         numbers = dict(self.sizes)
         drawn = [f"{p.name} = {p.drawn(numbers)}" for p in self.parameters]
-        call = ", ".join(p.name for p in self.parameters)
-        gpu = ", gpu=True" * self.gpu
+        call = ", ".join(p.name for p in self.parameters) + "," * (len(self.parameters) == 1)
+        where = ", gpu=True" * self.gpu + ", printed=True" * self.printed
         lines = [
             f"# seed {self.seed}",
             self.operator_source(),
@@ -174,7 +176,7 @@ class Case:
             "",
             *drawn,
             f"po.set_num_threads({self.threads})",
-            f"compare(fuzzed, ({call}{',' * (len(self.parameters) == 1)}), out={self.out!r}, plans={self.plans}{gpu})",
+            f"compare(fuzzed, ({call}), out={self.out!r}, plans={self.plans}{where})",
         ]
         return "\n".join(lines) + "\n"
 

@@ -17,6 +17,7 @@ from polyopt.errors import (
     ArgumentError,
     BackendUnavailable,
     BoundsError,
+    CompileError,
     DefinitionError,
     DTypeError,
     PolyoptError,
@@ -27,6 +28,7 @@ from polyopt.fuzz.case import Case, shape_of
 from polyopt.fuzz.plans import draw as draw_plan
 from polyopt.fuzz.plans import plan_text
 from polyopt.fuzz.plans import run as run_plan
+from polyopt.fuzz.printed import run as run_printed
 from polyopt.pipeline import Lowering
 from polyopt.runtime.cuda import devices
 
@@ -89,7 +91,7 @@ def check(case: Case) -> Outcome:
             for p in case.parameters
         ]
         po.set_num_threads(case.threads)
-        count = compare(operator, arguments, out=case.out, plans=case.plans, gpu=case.gpu)
+        count = compare(operator, arguments, out=case.out, plans=case.plans, gpu=case.gpu, printed=case.printed)
     except Mismatch as found:
         if found.kind == "refused" and "dynamic" in dict(case.options):
             return Outcome("rejected", found.kind, found.detail)  # for some sizes, though not for these
@@ -108,15 +110,17 @@ def compare(
     out: str | None = None,
     plans: Sequence[int] = (),
     gpu: bool = False,
+    printed: bool = False,
 ) -> int:
     """Hold an operator against its reference. Raises `Mismatch`, or the refusal that both share.
 
     plans: seeds of plans to run the operator under as well
     gpu:   whether the operator is for a GPU; the emulator runs it, and looks at every access
+    printed: whether to run what is printed as C, too
     Returns the number of kernels.
     """
     if not gpu:
-        return _compare_calls(operator, arguments, out, plans)
+        return _compare_calls(operator, arguments, out, plans, printed=printed)
     emulator = compilation.emulator()
     with devices.use(emulator):
         kernels = _compare_calls(operator, arguments, out, ())
@@ -127,7 +131,9 @@ def compare(
     return kernels
 
 
-def _compare_calls(operator: po.Op, arguments: Sequence[Argument], out: str | None, plans: Sequence[int]) -> int:
+def _compare_calls(
+    operator: po.Op, arguments: Sequence[Argument], out: str | None, plans: Sequence[int], *, printed: bool = False
+) -> int:
     copies = [argument.copy() if isinstance(argument, np.ndarray) else argument for argument in arguments]
     wanted, refusal = _reference(operator, copies)
     with _Warnings() as warnings:
@@ -144,9 +150,12 @@ def _compare_calls(operator: po.Op, arguments: Sequence[Argument], out: str | No
     if warnings.seen:
         raise Mismatch("fallback", warnings.seen[0])
     kernels = 1
-    if plans and wanted is not None:
+    if (plans or printed) and wanted is not None:
         lowering = operator.lower(*copies)
         kernels += sum(_compare_plan(lowering, seed, copies, wanted) for seed in plans)
+        if printed:
+            drawn = (draw_plan(lowering, seed) for seed in plans[:1])
+            kernels += sum(_compare_printed(one, copies, wanted) for one in (lowering, *drawn) if one is not None)
     return kernels
 
 
@@ -178,6 +187,21 @@ def _compare_plan(lowering: Lowering, seed: int, arguments: Sequence[Argument], 
         _compare(results, wanted, "a plan that was proved differs from the reference", exact=exact)
     except Mismatch as found:
         raise Mismatch("plan", f"{found.detail}\n{plan_text(drawn, seed)}") from None
+    return True
+
+
+def _compare_printed(lowering: Lowering, arguments: Sequence[Argument], wanted: Sequence[Array]) -> bool:
+    """Hold what is printed as C, if there is a compiler for it, against the reference."""
+    try:
+        results = run_printed(lowering, arguments)
+    except (CompileError, AssertionError) as error:
+        raise Mismatch("printed C", f"{error}\n{lowering.loops}") from error
+    if results is None:
+        return False
+    try:
+        _compare(results, wanted, "the printed C differs from the reference", exact=False)
+    except Mismatch as found:
+        raise Mismatch("printed C", f"{found.detail}\n{lowering.loops}") from None
     return True
 
 

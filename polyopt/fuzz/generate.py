@@ -19,6 +19,8 @@ PLANS = 4
 """Plans drawn for each operator."""
 GPU_SHARE = 0.04
 """Of the cases of a campaign; the emulator's compiler takes about a second for each."""
+PRINTED_SHARE = 0.05
+"""Of the others but the rough ones, whose functions are those of the C library in printed C."""
 ROUGH_SHARE = 0.4
 GPU_EXTENT = 33
 """The greatest size of a case for a GPU: the emulator runs one thread after another."""
@@ -55,11 +57,13 @@ def random_case(seed: int, *, rough: bool = False, functions: tuple[str, ...] = 
 
 
 def campaign_case(seed: int) -> Case:
-    """The case of a seed in a campaign: a share is rough, and one of the small ones for a GPU."""
+    """The case of a seed in a campaign: a share is rough, one of the small ones for a GPU, and one printed as C."""
     for_gpu = Random(f"gpu {seed}").random() < GPU_SHARE
     is_rough = Random(f"rough {seed}").random() < ROUGH_SHARE
     case = random_case(seed, rough=is_rough, functions=EXACT_FUNCTIONS if for_gpu else FUNCTIONS)
-    return on_gpu(case) if for_gpu and is_small(case) else case
+    if for_gpu and is_small(case):
+        return on_gpu(case)
+    return replace(case, printed=not is_rough and Random(f"printed {seed}").random() < PRINTED_SHARE)
 
 
 def is_small(case: Case) -> bool:

@@ -107,7 +107,7 @@ def run(lowering: Lowering, arguments: SequenceOf[Argument], *, effort: int) -> 
     program = lowering.program
     given = zip(program.parameters, arguments, strict=True)
     arrays = {name: np.asarray(argument, program.tensor(name).dtype.numpy) for name, argument in given}
-    sizes = _sizes(lowering, arrays)
+    sizes = sizes_of(lowering, arrays)
     if strict.most_instances(lowering, sizes) <= ENUMERATED:
         strict.check(lowering, sizes, arrays)
     else:
@@ -125,7 +125,7 @@ def plan_text(lowering: Lowering, seed: int) -> str:
     return f"plan {seed}, vectors of {lanes} bits\n{tree_text(lowering.tree)}\n{lowering.storage}"
 
 
-def _sizes(lowering: Lowering, arrays: Mapping[str, Array]) -> dict[str, int]:
+def sizes_of(lowering: Lowering, arrays: Mapping[str, Array]) -> dict[str, int]:
     """The values of the sizes that stay symbolic."""
     found: dict[str, int] = {}
     for name, array in arrays.items():

@@ -74,6 +74,8 @@ def _with_simpler_calls(case: Case) -> Iterator[Case]:
         yield replace(case, plans=())
     if case.out is not None:
         yield replace(case, out=None)
+    if case.printed:
+        yield replace(case, printed=False)
     if case.threads > 1:
         yield replace(case, threads=1)
     if not case.extents:

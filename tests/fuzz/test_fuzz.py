@@ -11,14 +11,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polyopt import cli
-from polyopt.fuzz import campaign
+from polyopt import cli, export
+from polyopt.codegen_c.c_source import as_c
+from polyopt.fuzz import campaign, printed
 from polyopt.fuzz.arrays import LAYOUTS, draw, shifted
 from polyopt.fuzz.case import Case, Definition, Equation, Node, Parameter
 from polyopt.fuzz.check import Mismatch, Outcome, check, compare, load
-from polyopt.fuzz.generate import random_case
+from polyopt.fuzz.generate import campaign_case, random_case
 from polyopt.fuzz.shrink import shrink
 from polyopt.fuzz.worker import Worker
+from polyopt.loops.ir import LoopProgram
 
 SMALL = Case(
     0,
@@ -117,6 +119,29 @@ def test_a_wrong_result_is_noticed(changed: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(operator, "reference", wrong)
     with pytest.raises(Mismatch, match="differs from the reference"):
         compare(operator, (np.arange(4, dtype=np.int32),))
+
+
+needs_cc = pytest.mark.skipif(export.c_compiler() is None, reason="printed C needs a compiler")
+
+
+@needs_cc
+def test_what_is_printed_as_c_runs_too() -> None:
+    assert any(campaign_case(seed).printed for seed in range(100))
+    case = replace(SMALL, printed=True)
+    assert "printed=True" in case.script()
+    assert check(case).kernels == check(SMALL).kernels + 1
+
+
+@needs_cc
+@pytest.mark.parametrize("changed", ["number", "text"])
+def test_printed_c_that_is_wrong_is_noticed(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(program: LoopProgram) -> str:
+        text = as_c(program)
+        return text.replace(" = ", " = 1 + ") if changed == "number" else f"{text} not C"
+
+    monkeypatch.setattr(printed, "as_c", wrong)
+    outcome = check(replace(SMALL, printed=True))
+    assert (outcome.verdict, outcome.kind) == ("fails", "printed C")
 
 
 def test_a_refusal_that_only_one_side_makes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
