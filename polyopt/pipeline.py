@@ -59,8 +59,8 @@ _LOG = logging.getLogger(__name__)
 _STAGE_LOGS = {name: logging.getLogger(f"polyopt.{name}") for name in ("schedule", "fusion", "codegen")}
 
 
-PROOF_OPERATIONS = 1_000_000
-"""What isl may do to prove one schedule: seconds, where our operators take a twentieth of one."""
+PROOF_OPERATIONS = 3_000_000
+"""What isl may do to prove one schedule: a second or two, where our operators take a twentieth of one."""
 
 MOST_LINES = 40_000
 """Of LLVM's text: some seconds of its work, which grows faster than they do. Kernels have a few thousand at most, as a

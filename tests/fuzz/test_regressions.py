@@ -377,3 +377,44 @@ def test_a_sum_over_nothing_asks_for_no_offset() -> None:
     for terms in (0, 5):
         x, w = draw((3, terms), "u8", 0, 9, seed=1), draw((terms, 4), "i8", -9, 9, seed=2)
         compare(shifted, (x, w, draw((terms,), "i32", 0, 9, seed=3)))
+
+
+def test_a_proof_of_many_pieces_has_time_enough() -> None:
+    """Twenty statements of this kind took isl a little more than the proof of one schedule might; no plan was left."""
+    kk = po.index("kk", extent=K)
+
+    @po.op
+    def pieces(x: po.f32[M, N], w: po.f32[K], ids: po.i32[K]):
+        a, b, c = po.tensor("a", shape=(N, K)), po.tensor("b"), po.tensor("c", shape=(M, N, K))
+        d, e = po.tensor("d", shape=(N, K)), po.tensor("e", shape=(N, K))
+        one = po.cast(1, po.f32)
+        a[0, k] = po.where(
+            (k // 2 + k) % 2 == 1, po.minimum(x.pad(1)[0, k], w[k]), x.pad(3)[2 * k + 2, k // 3 + k % 2] % 3 % 2
+        )
+        half, back = (j + k) // 2, j - 2 * k + 2
+        near = po.where((half >= 0) & (half < K), w[half], one) % -3 + x.wrap()[-k - 2, j % 3]
+        a[j, k] = po.when(j > 0, po.minimum(w[k], near))
+        b[0, j, k] = po.sign(x.clamp()[j, j] // -3)
+        beside = po.where((i < N) & (back >= 0) & (back < K), a[i, back], one)
+        chosen = po.where(po.relu(w[k]) <= a[j, k], po.minimum(a.clamp()[j, k], beside), x[M - 1, j // 2])
+        b[i, j, k] = po.when(i > 0, chosen)
+        least = po.cast(po.argmin(x[ii, ids[k]] * 2, ii), po.f32)
+        other = po.where(i >= 3, w[k], po.maximum(b[i, j, k], x[i, ids[k]]))
+        c[i, j, k] = po.where((2 * k - i // 4) % 4 <= 0, least, other)
+        at = po.where(2 * k + 1 < M, c[2 * k + 1, j, k], one)
+        inner = po.where((jj == N - 1) & ((jj + j) % 3 == 1), at, w[k])
+        d[j, k] += po.when(
+            ~((jj + k < N) & (jj < k + 3)), (-c.clamp()[jj // 3 + k % 2, j // 2, j - 2 * k] + inner) // -2
+        )
+        lowest = po.min(d.pad(3)[j, (kk + jj) // 2], i, where=(jj != 0) | (jj == 0), init=2)
+        e[j, k] += po.when(
+            j + j < N, po.clip(po.maximum(a[j % 3, 0] + d.clamp()[j // 3 + k % 2, k], lowest) % 5, -1, 1)
+        )
+        wide = po.where(
+            b.wrap()[k, j, k] > c.wrap()[jj - 2, jj - 2 * j, k], a.pad(3)[2 * j, k - 2], d.wrap()[j - 1, k] * k
+        )
+        e[j, k] += po.when(k < K - 1, po.clip(a.pad(0)[jj - j, k] // -3 % 4 + wide, -1, 1))
+        return a, c, e
+
+    args = draw((5, 17), "f32", -3, 3, seed=1), draw((9,), "f32", -3, 3, seed=2), draw((9,), "i32", 0, 16, seed=3)
+    assert not pieces.lower(*args).settled.fallback
