@@ -293,7 +293,7 @@ def compares_numbers(statement: Stmt) -> bool:
         and node.name in _COMPARISONS
         and node.args[0].dtype.is_float
         and not any(isinstance(arg, Const) for arg in node.args)
-        and any(isinstance(inner, Op) and inner.name in _ROUNDED for inner in walk_expr(node))
+        and any(isinstance(n, Op) and n.name in _ROUNDED and n.dtype.is_float for n in walk_expr(node))
         for store in stores_of(statement)
         for node in walk_expr(store.value)
     )
