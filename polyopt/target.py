@@ -261,34 +261,34 @@ def preset(name: str) -> Target:
 @cache
 def host() -> Target:
     """This machine. Imports llvmlite, which knows the processor; the result is kept."""
-    with COMPILING:
+    with COMPILING:  # to the end: what is imported on the way must not be half imported where a process forks
         from llvmlite import binding  # heavy: only when a kernel is compiled or loaded
 
-        cpu, found = binding.get_host_cpu_name(), binding.get_host_cpu_features()
-    features = usable_features(found, _system_flags())
-    base = preset(_widest_preset(features))
-    enabled = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
-    caches = {**_DEFAULT_CACHES, **_cache_sizes()}
-    return replace(
-        base,
-        l1_bytes=caches["l1_bytes"],
-        l2_bytes=caches["l2_bytes"],
-        l3_bytes=caches["l3_bytes"],
-        line_bytes=caches["line_bytes"],
-        triple=_triple(platform.machine()),
-        cpu=cpu,
-        features=enabled,
-    )
+        features = usable_features(binding.get_host_cpu_features(), _system_flags())
+        base = preset(_widest_preset(features))
+        enabled = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
+        caches = {**_DEFAULT_CACHES, **_cache_sizes()}
+        return replace(
+            base,
+            l1_bytes=caches["l1_bytes"],
+            l2_bytes=caches["l2_bytes"],
+            l3_bytes=caches["l3_bytes"],
+            line_bytes=caches["line_bytes"],
+            triple=_triple(platform.machine()),
+            cpu=binding.get_host_cpu_name(),
+            features=enabled,
+        )
 
 
 def host_facts() -> tuple[str, ...]:
     """What identifies this processor without LLVM: with the same facts, `host()` is the same."""
-    return (
-        platform.system(),
-        platform.machine(),
-        *_identity_lines(),
-        *map(str, _cache_sizes().items()),
-    )
+    with COMPILING:  # as above: reading a file imports its encoding
+        return (
+            platform.system(),
+            platform.machine(),
+            *_identity_lines(),
+            *map(str, _cache_sizes().items()),
+        )
 
 
 def _identity_lines() -> list[str]:
