@@ -232,7 +232,7 @@ class _FunctionWriter:
             self.place(buffer, self._workspace_address(self.kernel.shared_offsets[buffer.name]), buffer.dtype.itemsize)
 
     def _keep(self, buffer: Buffer) -> None:
-        """Whether a buffer that passes the caches is in the memory of one that is read."""
+        """Note whether a buffer that passes the caches is, in this call, in the memory of one that is read."""
         f, places = self.f, self.x.places
         base = places[buffer.name].base
         for name in buffer.in_place_of:

@@ -52,8 +52,8 @@ class Outcome:
 
 
 class Mismatch(AssertionError):
-    """A kernel does not do what the reference does. kind: "mismatch", "refused", "accepted", "fallback" or
-    "access", a race or a wrong access on the emulator."""
+    """A kernel does not do what the reference does. kind: "mismatch", "refused", "accepted", "fallback",
+    "printed C", or "access", a race or a wrong access on the emulator."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")

@@ -8,6 +8,7 @@ modulo folding, [PPCG13] for boxes per iteration.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import islpy as isl
@@ -24,6 +25,8 @@ from polyopt.poly.tree import Leaf, Loop, Tree, kinds, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 
 _IN, _OUT = isl.dim_type.in_, isl.dim_type.out
+
+_LOG = logging.getLogger(__name__)
 
 FOLD_OPERATIONS = 100_000
 """What isl may do to show that the planes of one array suffice."""
@@ -142,6 +145,7 @@ class _Planner:
             with operation_budget(SIDE_OPERATIONS):
                 return self.least_side(line, scope)
         except isl.Error:
+            _LOG.info("isl does not say in time what one iteration touches: the whole dimension is kept")
             return None
 
     def least_side(self, line: isl.Map, scope: Sequence[Loop]) -> tuple[Affine, Affine] | None:
