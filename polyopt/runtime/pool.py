@@ -22,10 +22,9 @@ from polyopt.errors import ArgumentError
 from polyopt.forks import COMPILING
 from polyopt.runtime import jit
 from polyopt.runtime.objects import LoadedCode
-from polyopt.runtime.pool_ir import ARCHITECTURES, INIT, RUN, STOP, Patience, pool_ir
+from polyopt.runtime.pool_ir import ARCHITECTURES, INIT, MAX_THREADS, RUN, STOP, Patience, pool_ir
 from polyopt.target import preset
 
-MAX_THREADS = 1024
 _PATIENCE = Patience(pauses=40, offers=80, caller=500)
 """Idle workers watch for 50 to 200 us: longer than Python takes from one operator to the next."""
 _CGROUP = Path("/sys/fs/cgroup")

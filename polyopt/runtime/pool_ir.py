@@ -5,6 +5,7 @@ State, all in globals of one loaded copy; the first four lines share a cache lin
     @body, @context, @chunks   the region; written only while @remaining is 0, read only after a claim
     @floats      the caller's floating-point mode, so that a result does not depend on who computes it; likewise
     @remaining   chunks of the region at hand that nobody has claimed; a claim is one decrement
+    @taken       of each thread's stretch of chunks, how many are taken, or more; a line of the cache for each
     @unfinished  chunks of the region that have not ended, or whose thread has not said so yet; the caller waits for 0
     @asleep      workers that sleep, or are about to
     @busy        1 while a region runs; whoever finds it 1 (a nested or concurrent call) runs serially
@@ -15,12 +16,14 @@ State, all in globals of one loaded copy; the first four lines share a cache lin
 A worker that finds nothing to do watches for a while: from asleep it takes tens of microseconds to be at work, longer
 than many a region. Between looks it offers its core to others, so that watching costs nobody anything but power.
 
-Claims are numbered as they come, and go round the threads' stretches of neighbouring chunks. As long as threads keep
-step each walks its own stretch: they write to one line of the cache only where stretches meet, and the next region
-finds a thread's part of an array in its core's cache. One that falls behind leaves chunks of its stretch to the others.
+The chunks are cut into a stretch of neighbours for each thread, which takes those of its own first and then those that
+others have left. So the next region finds a thread's part of an array in its core's cache, and threads write to one
+line of the cache only where stretches meet. A claim says that there is a chunk, a stretch's counter which one it is.
 
 Why a late worker can do no harm: it claims by a decrement of @remaining and reads the region only afterwards. A region
 cannot end, nor another begin, while a claimed chunk is unfinished, so what it reads belongs to the chunk it claimed.
+Why each claim finds a chunk: there are as many claims as chunks, and a stretch that is used up stays so. Were all of
+them, one after the other, every chunk would have been taken by another claim.
 Why no wake-up is lost: the caller bumps @generation and then reads @asleep; a worker raises @asleep and then lets the
 kernel compare @generation with the value it saw before it last looked for chunks. One of them sees the other.
 The caller never depends on a worker: alone, it finishes every chunk. So a forked child, which has no workers, works.
@@ -32,6 +35,7 @@ from string import Template
 
 from polyopt.classes import dataclass
 
+MAX_THREADS = 1024
 INIT = "pool_init"
 RUN = "pool_run"
 STOP = "pool_stop"
@@ -86,6 +90,7 @@ def pool_ir(architecture: str, patience: Patience) -> str:
     """The pool on Linux. architecture: one of `ARCHITECTURES`"""
     every_signal_but_faults = ~sum(1 << (number - 1) for number in _FAULTS)
     return _POOL.substitute(
+        most=MAX_THREADS,
         pauses=patience.pauses,
         offers=patience.offers,
         caller_spins=patience.caller,
@@ -103,6 +108,7 @@ def pool_ir(architecture: str, patience: Patience) -> str:
 
 _POOL = Template("""\
 %region = type { i32, i32, ptr, ptr, i64, i64 }
+%line   = type { i64, [56 x i8] }
 @region     = internal global %region zeroinitializer, align 64
 @generation = internal alias i32, ptr @region
 @body       = internal alias ptr, getelementptr (%region, ptr @region, i64 0, i32 2)
@@ -113,6 +119,7 @@ _POOL = Template("""\
 @unfinished = internal global i64 0, align 64
 @asleep     = internal global i32 0, align 64
 @busy       = internal global i32 0, align 64
+@taken      = internal global [$most x %line] zeroinitializer, align 64
 @threads    = internal global i64 1
 @started    = internal global i32 0
 @epoch      = internal global i32 0, align 64
@@ -124,24 +131,34 @@ declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(i64)
 declare i32 @pthread_sigmask(i32, ptr, ptr)
 
-; The chunk that the claim of this number gets: claims go round stretches of neighbouring chunks, one for each thread.
-define internal i64 @place(i64 %number, i64 %chunks) #0 {
+; The chunk that a claim of the thread in a slot gets: the next of its own stretch or, where that is used up, of the
+; first stretch after it that is not.
+define internal i64 @place(i64 %slot, i64 %chunks) #0 {
 entry:
-  %threads64 = load i64, ptr @threads
-  %threads = trunc i64 %threads64 to i32
-  %claim = trunc i64 %number to i32
-  %all = trunc i64 %chunks to i32
-  %stretch = urem i32 %claim, %threads
-  %round = udiv i32 %claim, %threads
-  %each = udiv i32 %all, %threads
-  %longer = urem i32 %all, %threads
-  %is_longer = icmp ult i32 %stretch, %longer
-  %before = select i1 %is_longer, i32 %stretch, i32 %longer
-  %whole = mul i32 %stretch, %each
-  %first = add i32 %whole, %before
-  %chunk = add i32 %first, %round
-  %result = zext i32 %chunk to i64
-  ret i64 %result
+  %threads = load i64, ptr @threads
+  %each = udiv i64 %chunks, %threads
+  %longer = urem i64 %chunks, %threads
+  br label %look
+look:
+  %stretch = phi i64 [ %slot, %entry ], [ %next, %go_on ]
+  %is_longer = icmp ult i64 %stretch, %longer
+  %one_more = zext i1 %is_longer to i64
+  %length = add i64 %each, %one_more
+  %counter = getelementptr %line, ptr @taken, i64 %stretch
+  %number = atomicrmw add ptr %counter, i64 1 monotonic
+  %has_it = icmp ult i64 %number, %length
+  br i1 %has_it, label %found, label %go_on
+go_on:
+  %after = add i64 %stretch, 1
+  %is_last = icmp eq i64 %after, %threads
+  %next = select i1 %is_last, i64 0, i64 %after
+  br label %look
+found:
+  %before = select i1 %is_longer, i64 %stretch, i64 %longer
+  %whole = mul i64 %stretch, %each
+  %first = add i64 %whole, %before
+  %chunk = add i64 %first, %number
+  ret i64 %chunk
 }
 
 ; Claims and runs chunks until none is left, and then says how many it has run.
@@ -168,8 +185,7 @@ call:
   %body = load ptr, ptr @body
   %context = load ptr, ptr @context
   %chunks = load i64, ptr @chunks
-  %number = sub nsw i64 %chunks, %left
-  %chunk = call i64 @place(i64 %number, i64 %chunks)
+  %chunk = call i64 @place(i64 %slot, i64 %chunks)
   call void %body(ptr %context, i64 %chunk, i64 %chunks, i64 %slot)
   %ran1 = add nuw nsw i64 %ran, 1
   br label %look
@@ -309,13 +325,23 @@ publish:
   store ptr %context, ptr @context
   store i64 %chunks, ptr @chunks
   $save_floats
+  %limit = load i64, ptr @threads
+  br label %clear
+clear:
+  %stretch = phi i64 [ 0, %publish ], [ %stretch1, %clear ]
+  %counter = getelementptr %line, ptr @taken, i64 %stretch
+  store atomic i64 0, ptr %counter monotonic, align 64
+  %stretch1 = add nuw nsw i64 %stretch, 1
+  %cleared = icmp eq i64 %stretch1, %limit
+  br i1 %cleared, label %open, label %clear
+open:
   store atomic i64 %chunks, ptr @unfinished monotonic, align 8
   store atomic i64 %chunks, ptr @remaining release, align 8
   call void @announce()
   call void @work(i64 0)
   br label %wait
 wait:
-  %spin = phi i32 [ 0, %publish ], [ %next_spin, %spun ], [ %spin, %yield ]
+  %spin = phi i32 [ 0, %open ], [ %next_spin, %spun ], [ %spin, %yield ]
   %left = load atomic i64, ptr @unfinished acquire, align 8
   %finished = icmp eq i64 %left, 0
   br i1 %finished, label %release, label %pause

@@ -192,33 +192,76 @@ def test_idle_workers_watch_for_a_while_and_then_sleep(count: Counting) -> None:
     pools.set_num_threads(1)
 
 
-# places(pool_run, words, chunks): chunk k stores the number of its claim in word k; the last word counts them
-PLACES = """
+# slots(pool_run, words, chunks): chunk k stores the slot of its thread in word k. The words behind those count the
+# chunks that have begun, those that have ended, and the chunks of each slot. A chunk ends once WAIT says so.
+SLOTS = """
+declare i32 @sched_yield()
 define internal void @body(ptr %words, i64 %chunk, i64 %chunks, i64 %slot) {
-  %q = getelementptr i64, ptr %words, i64 %chunks
-  %claim = atomicrmw add ptr %q, i64 1 monotonic
+entry:
   %p = getelementptr i64, ptr %words, i64 %chunk
-  store i64 %claim, ptr %p
+  store i64 %slot, ptr %p
+  %begun = getelementptr i64, ptr %words, i64 %chunks
+  %ended = getelementptr i64, ptr %begun, i64 1
+  %own = getelementptr i64, ptr %begun, i64 2
+  %mine = getelementptr i64, ptr %own, i64 %slot
+  %b = atomicrmw add ptr %begun, i64 1 seq_cst
+  %round = atomicrmw add ptr %mine, i64 1 seq_cst
+  br label %wait
+wait:
+  %yielded = call i32 @sched_yield()
+  WAIT
+  br i1 %go, label %done, label %wait
+done:
+  %e = atomicrmw add ptr %ended, i64 1 seq_cst
   ret void
 }
-define void @places(ptr %pool_run, ptr %words, i64 %chunks) {
+define void @slots(ptr %pool_run, ptr %words, i64 %chunks) {
   call void %pool_run(ptr @body, ptr %words, i64 %chunks)
   ret void
 }
 """
+IN_STEP = """
+  %now = load atomic i64, ptr %begun seq_cst, align 8
+  %done_by_each = add i64 %round, 1
+  %by_both = mul i64 %done_by_each, 2
+  %all = icmp eq i64 %now, %chunks
+  %both = icmp uge i64 %now, %by_both
+  %go = or i1 %all, %both
+"""
+WORKER_WAITS = """
+  %now = load atomic i64, ptr %ended seq_cst, align 8
+  %others = sub i64 %chunks, 1
+  %is_last = icmp eq i64 %now, %others
+  %is_caller = icmp eq i64 %slot, 0
+  %theirs = load atomic i64, ptr %begun seq_cst, align 8
+  %has_company = icmp ugt i64 %theirs, 1
+  %caller_goes = and i1 %is_caller, %has_company
+  %go = or i1 %is_last, %caller_goes
+"""
 
 
-@pytest.mark.parametrize("chunks", [3, 4, 7, 64])
-def test_threads_that_keep_step_walk_stretches_of_their_own(chunks: int) -> None:
-    code = jit.load_object(jit.compile_object(PLACES, host()), ["places"])
-    places = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(code.addresses["places"])
+def _slots(wait: str, chunks: int) -> list[int]:
+    """The slot of the thread that ran each of `chunks` chunks on a pool of two."""
+    code = jit.load_object(jit.compile_object(SLOTS.replace("WAIT", wait), host()), ["slots"])
+    slots = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(code.addresses["slots"])
     pools = pool.Pools()
     pools.set_num_threads(2)
-    first = []
-    for _ in range(50):
-        words = (ctypes.c_int64 * (chunks + 1))()
-        places(pools.current().run, words, chunks)
-        assert sorted(words) == [*range(chunks), chunks]
-        first.append({chunk for chunk in range(chunks) if words[chunk] < 2})
-    assert {0, (chunks + 1) // 2} in first
+    words = (ctypes.c_int64 * (chunks + 4))()
+    slots(pools.current().run, words, chunks)
     pools.set_num_threads(1)
+    assert words[chunks] == words[chunks + 1] == chunks
+    return list(words)[:chunks]
+
+
+@pytest.mark.parametrize("chunks", [2, 4, 64])
+def test_threads_take_the_chunks_of_their_own_stretches_first(chunks: int) -> None:
+    half = chunks // 2
+    for _ in range(5):
+        assert _slots(IN_STEP, chunks) == [0] * half + [1] * half
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 7, 64])
+def test_what_a_slow_thread_leaves_others_take(chunks: int) -> None:
+    half = (chunks + 1) // 2
+    for _ in range(5):
+        assert _slots(WORKER_WAITS, chunks) == [0] * half + [1] + [0] * (chunks - half - 1)
