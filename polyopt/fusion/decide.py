@@ -309,7 +309,8 @@ class _Fuser:
         """Why sharing a loop would cost more than it saves; empty where it pays."""
         if self.only_starts(producer, between) or self.next_is_a_tile(producer, consumer, remaining):
             return ""
-        if any(self.is_open_contraction(name, remaining) for name in consumer.statements):
+        is_open = any(self.is_open_contraction(name, remaining) for name in consumer.statements)
+        if is_open and not self.runs_batches_next(consumer, remaining):
             return "the consumer's register tile would lose its reuse"
         for name in producer.statements:
             if self.is_open_contraction(name, remaining):
@@ -323,6 +324,24 @@ class _Fuser:
         following = {next(iter(remaining[name]), "") for name in (*producer.statements, *consumer.statements)}
         tiled = any(self.tiles.get(name) for name in consumer.statements)
         return tiled and len(following) == 1 and all(following & set(self.tiles.get(n, following)) for n in remaining)
+
+    def runs_batches_next(self, group: _Group, remaining: Remaining) -> bool:
+        """Whether the group's next loop goes over several results that operands are computed for in turn: tiles of
+        registers are within it, and what is made in it is made for one of them, not far ahead."""
+        following = {next(iter(remaining[name]), "") for name in group.statements}
+        if len(following) != 1:
+            return False
+        (loop,) = following
+        rows = {name: self.tiles.get(name, {}).get(loop) for name in group.statements}
+        return all(row is not None and self.is_several(name, row) for name, row in rows.items())
+
+    def is_several(self, name: str, row: Affine) -> bool:
+        """Whether a row is an axis of a statement that has more than one point."""
+        statement = self.scop.statement(name)
+        position = next((n for n, own in enumerate(statement.axes) if row == axis(own)), None)
+        if position is None:
+            return False
+        return statement.domain.dim_min_val(position) != statement.domain.dim_max_val(position)
 
     def is_open_contraction(self, name: str, remaining: Remaining) -> bool:
         """Whether a contraction still has its reduction and at least one reused axis ahead."""

@@ -7,7 +7,7 @@ stand in that dimension's place, and a group's elements lie side by side behind 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 from functools import reduce
 
@@ -29,6 +29,11 @@ ROWS_INSIDE = 2
 """Axes along the columns of a computed block that it scans inside its terms: a run of a few rows is written on end.
 Where the block begins and ends in the outer ones, such as images of a batch, takes divisions, once and not for each
 term."""
+
+TERMS_INSIDE = 8
+"""Points of the outermost sum that a block scans inside its rows where those are cut anywhere: where a row begins and
+ends, and the masks of its vectors, are found once for them. So few that the lines which rows share stay in the first
+cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +150,27 @@ def _computed(
         loops.append((panel, axis(panel), {n: axis(a) // packing.points for n, a in columns.items()}))
     together = set.intersection(*(set(sharing) for _, _, sharing in loops)) - {writer.name} if loops else set()
     rows = {n: tuple((loop, sharing[n]) for loop, _, sharing in loops) for n in sorted(together)}
-    outer = [name for name in own.axes if name in axes_of(along)][:-ROWS_INSIDE]
-    rows[own.name] = (*((loop, row) for loop, row, _ in loops), *((name, axis(name)) for name in outer))
+    first = [(loop, row) for loop, row, _ in loops]
+    rows[own.name] = (*first, *_rows_inside(own, along, {axis(panel), *(row for _, row in first)}))
     changed = {writer.name: own, update.name: copy.redirected()}
     statements = tuple(changed.get(s.name, s) for s in scop.statements)
     arrays = (*(a for a in scop.arrays if a is not source), array)
     return replace(scop, statements=statements, arrays=arrays), rows
+
+
+def _rows_inside(own: Statement, along: Affine, blocks: Set[Affine]) -> Iterator[tuple[str, Affine]]:
+    """Names and rows of the loops that come first within a block, of what computes it in an order of its own.
+
+    along:  the column that an instance is for
+    blocks: the rows of the loops over blocks
+    """
+    columns = [name for name in own.axes if name in axes_of(along)]
+    terms = [name for name in own.axes if name not in columns and axis(name) not in blocks]
+    outer = columns[:-ROWS_INSIDE]
+    yield from ((name, axis(name)) for name in outer)
+    if outer and terms:
+        yield unused(f"{terms[0]}_tile", {*own.axes}), axis(terms[0]) // TERMS_INSIDE
+        yield columns[-ROWS_INSIDE], axis(columns[-ROWS_INSIDE])
 
 
 def _sharing(update: str, along: str, dependences: Dependences, scop: Scop) -> Mapping[str, str]:

@@ -46,12 +46,13 @@ def producer(scop: Scop, update: Statement, read: ir.Read, cut: int) -> Statemen
 
 
 def block_of(length: int, columns: int, width: int, bytes_per_column: int, batches: int, target: Target) -> int:
-    """Points of a block, whole register tiles of `columns`: as many as half of the second cache holds, and few enough
-    for the threads. Where all blocks are one result's, threads share them, as evenly as they can.
+    """Points of a block, whole register tiles of `columns`: as many as a quarter of the second cache holds, beside what
+    the block is made from and what passes by, and few enough for the threads. Where all blocks are one result's,
+    threads share them, as evenly as they can.
 
     width: columns of a vector
     """
-    fitting = max(target.l2_bytes // 2 // max(bytes_per_column, 1) // columns, 1)
+    fitting = max(target.l2_bytes // 4 // max(bytes_per_column, 1) // columns, 1)
     shared = -(-length * batches // (LEAST_BLOCKS * columns))
     most = min(fitting, max(shared, 1), -(-length // columns))
     if batches > 1:

@@ -133,6 +133,21 @@ def test_a_block_is_all_that_is_ever_kept_of_the_columns() -> None:
     assert "x_wide_columns_packed[1, 1, 576, " in report and "private to an iteration of h_w_panel" in report
 
 
+def test_what_a_batch_reads_is_made_image_by_image() -> None:
+    """All margins ahead of all images would come back from memory; one image has its loops for the threads."""
+    several = padded.lower(N=3, C=64, H=28, W=7, F=64, target=WIDE)
+    assert "x_wide -> x_wide_columns_packed: fused: share the loop over x_wide0, n" in str(several.fusion)
+    assert "workspace x_wide: f32[1, 64, 30, 9]" in str(several.loops)
+    batch = padded.lower(N=3, C=8, H=14, W=7, F=64, target=WIDE)
+    assert "local x_wide: f32[1, 1, 16, 9]" in str(batch.loops)  # where an image is one block, channel by channel
+    alone = padded.lower(N=1, C=8, H=14, W=7, F=64, target=WIDE)
+    assert "x_wide -> x_wide_columns_packed: kept apart" in str(alone.fusion)
+    x, t = numbers(3, 8, 14, 7), numbers(64, 8, 3, 3)
+    z = np.full_like(padded(x, t), np.nan)
+    interpret(batch.loops, {"x": x, "t": t, "z": z}, seed=1)
+    np.testing.assert_array_equal(z, padded.reference(x, t))
+
+
 def test_an_epilogue_stays_with_its_sum() -> None:
     x, b, u = numbers(2, 3, 6, 7), numbers(70), numbers(2, 70, 6, 7)
     assert "x_wide_columns" in columns(with_epilogue, x, FILTERS, b, u)

@@ -142,8 +142,8 @@ def test_where_a_block_begins_in_a_batch_is_found_once_and_not_for_each_term() -
     x, t = arrays((4, 33, 5, 5), (130, 33, 3, 3))
     lines = str(windows.lower(x, t, target=preset("avx2")).loops).splitlines()
     (written,) = (n for n, line in enumerate(lines) if line.lstrip().startswith("x_wide_columns_packed["))
-    axes = [re.findall(r"for (\w+) in", line)[0] for line in lines[written - 6 : written]]
-    assert axes == ["b", "c", "r", "s", "h", "w"]
+    axes = [re.findall(r"for (\w+) in", line)[0] for line in lines[written - 7 : written]]
+    assert axes == ["b", "c_tile", "h", "c", "r", "s", "w"]  # and where a row begins and ends, once for eight channels
     np.testing.assert_array_equal(windows(x, t), windows.reference(x, t))
 
 
