@@ -389,7 +389,8 @@ class Lowering:
     @cached_property
     def _loops(self) -> LoopProgram:
         in_place = _in_place(self.scop, self.program)
-        streamed = streams.apply(self._scanned, self._decided.mapping.streams, in_place)
+        mapped = self._decided.mapping
+        streamed = streams.apply(self._scanned, mapped.streams, in_place, mapped.ahead)
         return edges.split(loops_split.split(interior.split(streamed)))
 
     @cached_property

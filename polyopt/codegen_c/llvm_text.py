@@ -338,6 +338,11 @@ class Function:
         self.module.has_past = True
         self.line(f"store {value}, ptr {pointer.text}, align {alignment}, !nontemporal !0")
 
+    def prefetch(self, pointer: Value) -> None:
+        """Asks for the line of the cache at an address, to be read soon. Any address will do."""
+        self.module.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.line(f"call void @llvm.prefetch.p0({pointer}, i32 0, i32 3, i32 1)")
+
     def read(self, slot: Value, scalar: str, lanes: int = 1) -> Value:
         """The present value of an alloca that is promoted to a register."""
         return self.instruction(f"load {vector_type(scalar, lanes)}, ptr {slot.text}", scalar, lanes, [], "fixed")

@@ -14,7 +14,7 @@ from typing import assert_never
 from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.codegen_c import streams, work
-from polyopt.codegen_c.streams import Stream
+from polyopt.codegen_c.streams import Ahead, Stream
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Leaf, Loop, Sequence, Tree
 from polyopt.target import Target
@@ -61,16 +61,17 @@ def _microseconds(ns: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CpuMapping:
-    """The parallel loops of a kernel, the loops kept serial because they are too short, and the results that are
-    stored past the caches."""
+    """The parallel loops of a kernel, the loops kept serial because they are too short, the results that are stored
+    past the caches, and the operands that are asked for ahead."""
 
     parallel: tuple[ParallelLoop, ...]
     too_short: tuple[ShortLoop, ...]
     streams: tuple[Stream, ...] = ()
+    ahead: tuple[Ahead, ...] = ()
 
     def __str__(self) -> str:
         loops = [*map(str, (*self.parallel, *self.too_short))] or ["no parallel loop"]
-        return "\n".join([*loops, *map(str, self.streams)])
+        return "\n".join([*loops, *map(str, self.streams), *map(str, self.ahead)])
 
 
 def decide(scop: Scop, tree: Tree, target: Target) -> CpuMapping:
@@ -89,7 +90,8 @@ def decide(scop: Scop, tree: Tree, target: Target) -> CpuMapping:
             shared |= {scop.statement(name).array for name in loop.statements}
         else:
             too_short.append(ShortLoop(loop.name, round(ns), least_ns))
-    return CpuMapping(tuple(parallel), tuple(too_short), streams.decide(scop, tree, extents, target))
+    passing, ahead = streams.decide(scop, tree, extents, target), streams.read_ahead(scop, target)
+    return CpuMapping(tuple(parallel), tuple(too_short), passing, ahead)
 
 
 def _is_worth_threads(loop: Loop, enough: bool) -> bool:

@@ -34,12 +34,12 @@ def nanoseconds(scop: Scop, tree: Tree, extents: Extents, target: Target, outsid
     lanes = _lanes(tree, extents, target, scop)
     runs = {name: extents.points(name) / max(outside.get(name, 1), 1) for name in statements(tree)}
     groups = {name: loop.chunk for loop in loops(tree) if loop.kind == "group" for name in loop.statements}
-    operations = 0.0
+    done = 0.0
     for name, points in runs.items():
-        each = 1 / groups[name] if name in groups else _operations(scop.statement(name))
-        operations += points * each / lanes.get(name, 1)
+        each = 1 / groups[name] if name in groups else operations(scop.statement(name))
+        done += points * each / lanes.get(name, 1)
     size = touched_bytes(scop, runs)
-    return max(operations / OPERATIONS_PER_NS, size / _bytes_per_ns(target, size))
+    return max(done / OPERATIONS_PER_NS, size / _bytes_per_ns(target, size))
 
 
 def handed_ns(scop: Scop, loop: Loop, target: Target, shared: Set[str]) -> float:
@@ -68,7 +68,7 @@ def _is_split(access: Access, row: Affine) -> bool:
     return any(isinstance(s, Affine) and axes_of(s) & axes_of(row) for s in access.read.subscripts)
 
 
-def _operations(statement: Statement) -> int:
+def operations(statement: Statement) -> int:
     """Instructions of one instance; a product that is added up is one."""
     product = isinstance(statement.value, Op) and statement.value.name == "mul"
     return cost(statement.value) + (0 if statement.is_update and product else 1)

@@ -69,6 +69,7 @@ class Buffer:
     passes:  vectors stored here go past the caches, to memory: for results that nobody reads soon
     in_place_of: the arguments whose memory the caller may have given for this one too, if it passes the caches: then
              reading them has brought its lines, and it does not pass
+    ahead:   comes from memory, each element once: vector loops ask for elements some lines before they read them
     padded:  a row may end in elements that no iteration defines; lanes past the end of a loop may set them to zero
     swizzled: rows of its last two dimensions lie in lines of 128 bytes whose parts of 16 bytes change places
               (`po_swizzled`), so that neighboring rows are in different banks of a GPU's shared memory
@@ -83,6 +84,7 @@ class Buffer:
     given: tuple[Expr, ...] | None = None
     passes: bool = False
     in_place_of: tuple[str, ...] = ()
+    ahead: bool = False
     padded: bool = False
     swizzled: bool = False
 

@@ -187,6 +187,7 @@ def buffer_text(buffer: Buffer) -> str:
     size = buffer_bytes(buffer)
     note = [] if size is None else [f"{size} bytes"]
     note += ["stored past the caches"] if buffer.passes else []
+    note += ["read ahead"] if buffer.ahead else []
     if buffer.aligned:
         note.append("aligned")
     strides += " swizzled" if buffer.swizzled else ""
