@@ -125,7 +125,7 @@ class _Compiler:
         from polyopt import strict
 
         with COMPILING:
-            lowering = self.lower(problem, recorded_picks(problem))
+            lowering = self.lower(problem, recorded_picks(problem)).settled
             if strict.is_small(lowering, sizes):
                 strict.check(lowering, sizes, arrays)
                 strict.check_results(lowering, sizes, arrays, run())

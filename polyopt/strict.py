@@ -65,7 +65,7 @@ def most_instances(lowering: Lowering, sizes: Mapping[str, int]) -> int:
 
 
 def check(lowering: Lowering, sizes: Mapping[str, int], arrays: Mapping[str, Array]) -> None:
-    """Walk the loops for these sizes and inputs. Raises `LegalityError` for the first fault.
+    """Walk the loops of a settled lowering for these sizes and inputs. Raises `LegalityError` for the first fault.
 
     Every access is in bounds, touches the element that the equation names and reads what was written, no two iterations
     of a parallel or vector loop race, every domain is executed exactly once, every dependence is respected. The last

@@ -214,3 +214,22 @@ def test_an_element_that_data_may_choose_must_be_read() -> None:
     with pytest.raises(po.LegalityError) as failure:
         strict.check(faulty, {"N": 6}, inputs)
     assert "does not read" in str(failure.value)
+
+
+def test_the_plan_that_was_fallen_back_to_is_the_one_that_is_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows axes apart that the richer one has joined: the loops of one were held against the statements of the
+    other."""
+    i, j, k = po.indices("i j k")
+
+    @po.op
+    def summed(x: f64[M, N, K]):
+        y = po.tensor("y")
+        y[i, j] += x[i, j, k]
+        return y
+
+    monkeypatch.setattr("polyopt.pipeline.MOST_LINES", 1)
+    x = np.arange(30.0).reshape(3, 5, 2)
+    lowering = summed.lower(x)
+    assert lowering.fallback and lowering.scop.statement("y_update").axes == ("i_j", "k")
+    with po.strict_checks():
+        np.testing.assert_array_equal(summed(x), x.sum(2))

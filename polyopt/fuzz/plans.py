@@ -103,6 +103,7 @@ def run(lowering: Lowering, arguments: SequenceOf[Argument], *, effort: int) -> 
 
     Raises `LegalityError` where the loop program does not do what the schedule says.
     """
+    lowering = lowering.settled  # the statements and the loops of one plan
     loops, info = lowering.loops, lowering.info
     program = lowering.program
     given = zip(program.parameters, arguments, strict=True)

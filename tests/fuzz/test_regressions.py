@@ -418,3 +418,17 @@ def test_a_proof_of_many_pieces_has_time_enough() -> None:
 
     args = draw((5, 17), "f32", -3, 3, seed=1), draw((9,), "f32", -3, 3, seed=2), draw((9,), "i32", 0, 16, seed=3)
     assert not pieces.lower(*args).settled.fallback
+
+
+def test_a_plan_in_which_isl_loses_iterations_is_walked_as_the_one_that_is_run() -> None:
+    """The loops of the plain plan were held against statements whose axes are joined."""
+    M, N = po.sizes("M N")
+    i, j = po.index("i", extent=M), po.index("j", extent=N)
+
+    @po.op
+    def counted(x: po.f64[M, N]):
+        t = po.tensor("t", shape=(M, N), dtype=po.f64)
+        t[i, j] += po.clip(po.cast(1, po.f64), -8, 8)
+        return t
+
+    compare(counted, (draw((5, 3), "f64", -3, 3, seed=1),), plans=(55480,))
