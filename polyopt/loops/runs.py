@@ -47,7 +47,7 @@ OPERATIONS = 100_000
 
 def misread(root: isl.AstNode, domains: Mapping[str, isl.Set], context: isl.Set) -> list[str]:
     """The statements, of those with a domain given, that do not run exactly once for each instance, or of which isl
-    does not tell in time.
+    does not tell in time, or whose instances are choices and no affine function of the iterators.
 
     context: what is known of the sizes
     """
@@ -61,7 +61,9 @@ def misread(root: isl.AstNode, domains: Mapping[str, isl.Set], context: isl.Set)
 
 
 def _run_once(leaves: Sequence[_Leaf], domain: isl.Set) -> bool:
-    """Whether the leaves of a statement run each instance of its domain once, and no other."""
+    """Whether the leaves of a statement run each instance of its domain once, and no other, that no choice decides."""
+    if not all(_is_affine(value) for leaf in leaves for value in leaf.instance):
+        return False
     try:
         with operation_budget(OPERATIONS):
             maps = [leaf.instances(domain) for leaf in leaves]
@@ -137,6 +139,14 @@ def _parts(expr: isl.AstExpr, op: isl.ast_expr_op_type) -> Iterator[isl.AstExpr]
             yield from _parts(expr.get_op_arg(n), op)
     else:
         yield expr
+
+
+def _is_affine(expr: isl.AstExpr) -> bool:
+    """Whether a value is made without a choice, a maximum or a minimum."""
+    if cast(isl.ast_expr_type, expr.get_type()) != isl.ast_expr_type.op:
+        return True
+    is_chosen = operation(expr) in (*_CHOICES, _OP.max, _OP.min)
+    return not is_chosen and all(_is_affine(expr.get_op_arg(n)) for n in range(expr.get_op_n_arg()))
 
 
 def _name(loop: isl.AstNode) -> str:

@@ -432,3 +432,19 @@ def test_a_plan_in_which_isl_loses_iterations_is_walked_as_the_one_that_is_run()
         return t
 
     compare(counted, (draw((5, 3), "f64", -3, 3, seed=1),), plans=(55480,))
+
+
+def test_an_instance_that_isl_chooses_runs_under_a_guard() -> None:
+    """Where `jj` leaves one `i`, isl's loops have the value of a choice, and the whole plan was given up."""
+    M, N = po.sizes("M N")
+    i, jj = po.index("i", extent=M), po.index("jj", extent=N)
+
+    @po.op
+    def counted(x: po.i8[M, N]):
+        t = po.tensor("t", shape=(M,), dtype=po.f32)
+        t[i] += po.when(((2 * i - jj // 2 + 2) % 4 <= 0) & ((i + jj) % 3 == 1), po.clip(po.cast(1, po.f32), -8, 8))
+        return t
+
+    x = draw((3, 9), "i8", -3, 3, seed=39262)
+    assert not counted.lower(x).settled.fallback
+    compare(counted, (x,), out="offset", plans=(14626,))
