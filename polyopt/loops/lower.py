@@ -290,17 +290,21 @@ class _Scanner:
         raise ScheduleError("isl's AST has a node that was not expected", why=str(node))
 
     def loop(self, node: isl.AstNode, name: str) -> Stmt:
+        """A loop of the tree or, where no mark names it, one that isl adds: over points of a hull that share the values of
+        all loops around. A guard leaves one of them."""
         iterator = node.for_get_iterator().get_id().get_name()
-        variable = self.fresh(name)
+        variable = self.fresh(name or "point")
         sizes = frozenset(self.scop.sizes)
         lower = as_expr(node.for_get_init(), self.names, sizes)
         self.names[iterator], self.loop_of[variable] = variable, name
         upper = self.upper(node.for_get_cond(), sizes)
         step = int(node.for_get_inc().get_val().to_python())
-        if _fall_together(self.rows[name].values(), step):
+        if name and _fall_together(self.rows[name].values(), step):
             self.variables[name] = variable
         body = self.node(node.for_get_body())
         del self.names[iterator]
+        if not name:
+            return For(variable, lower, upper, _flat(body), step)
         self.variables.pop(name, None)
         source = self.loops[name]
         kind = source.kind if source.kind != "vector" or _suits_lanes(body, step) else "serial"

@@ -448,3 +448,24 @@ def test_an_instance_that_isl_chooses_runs_under_a_guard() -> None:
     x = draw((3, 9), "i8", -3, 3, seed=39262)
     assert not counted.lower(x).settled.fallback
     compare(counted, (x,), out="offset", plans=(14626,))
+
+
+def test_a_hull_may_have_several_points_where_a_loop_has_one() -> None:
+    """Then isl adds a loop that no mark names: `i + 2*ii` tells instances apart, and not the points of the hull."""
+    M, N, K, T = po.sizes("M N K T")
+    i, ii, j, t = (po.index(name, extent=extent) for name, extent in (("i", M), ("ii", M), ("j", N), ("t", T)))
+
+    @po.op(numerics="strict")
+    def counted(x: po.i32[M, N, K], steps: po.i32[T]):
+        s = po.tensor("s", shape=(), dtype=po.i32)
+        a = po.tensor("a", shape=(T + 1, N), dtype=po.i32)
+        b = po.tensor("b", dtype=po.i32)
+        s[()] += x.wrap()[ii, 2 - ii, ii - 2]
+        s[()] += po.when((ii // 4 + i) % 4 == 1, po.cast(1, po.i32))
+        a[0, j] = s[()]
+        a[t + 1, j] = po.cast(1, po.i32)
+        b[j] = a[T, j]
+        return b
+
+    args = draw((5, 1, 1), "i32", -3, 3, seed=41517), draw((1,), "i32", 0, 1, seed=0)
+    compare(counted, args, plans=(40904,))
