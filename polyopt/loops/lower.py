@@ -290,8 +290,8 @@ class _Scanner:
         raise ScheduleError("isl's AST has a node that was not expected", why=str(node))
 
     def loop(self, node: isl.AstNode, name: str) -> Stmt:
-        """A loop of the tree or, where no mark names it, one that isl adds: over points of a hull that share the values of
-        all loops around. A guard leaves one of them."""
+        """A loop of the tree or, where no mark names it, one that isl adds: over points of a hull that share the values
+        of all loops around. A guard leaves one of them."""
         iterator = node.for_get_iterator().get_id().get_name()
         variable = self.fresh(name or "point")
         sizes = frozenset(self.scop.sizes)
