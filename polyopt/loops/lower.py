@@ -39,7 +39,7 @@ from polyopt.loops.placement import Placement
 from polyopt.loops.rename import rename
 from polyopt.loops.scan import NotAffine, affine_expr, as_affine, as_condition, as_expr, operation
 from polyopt.poly.scop import Array, Scop, Statement
-from polyopt.poly.space import isl_errors, node_kind
+from polyopt.poly.space import isl_errors, node_kind, operation_budget
 from polyopt.poly.storage import Storage, StoragePlan
 from polyopt.poly.tree import Loop, Tree, as_schedule, loops
 
@@ -49,6 +49,10 @@ LOCAL_BYTES = 1 << 15
 """No private buffer that is larger lives on a thread's stack."""
 STACK_BYTES = 8 * LOCAL_BYTES
 """All of them together: stacks of threads have half a megabyte on some systems."""
+
+OPERATIONS, FEW_STATEMENTS = 100_000, 4
+"""Of isl's for the loops of a tree, for each statement, and of so many statements at least: our operators take half of
+them in 0.02 s, but where a condition has many cases an operation may take fifty times as long as most."""
 
 _NODE = isl.ast_node_type
 _IF, _FOR = (getattr(_NODE, name) for name in ("if_", "for_"))  # isl's Python types leave these two out
@@ -109,8 +113,8 @@ def ast(scop: Scop, tree: Tree) -> Scanned:
 
     Of a statement with divisions in its domain or its rows, isl may lose iterations: such a one, and one of which isl
     does not tell in time, runs in loops over a hull of the domain, under a guard. So do all of them where isl fails,
-    as it does at some divisions ("input involves unknown divs"). Raises `ScheduleError` where iterations are lost, or
-    isl fails, all the same.
+    as it does at some divisions ("input involves unknown divs"), or finds no loops in time. Raises `ScheduleError`
+    where iterations are lost, or isl fails, all the same.
     """
     odd = {name for loop in loops(tree) for name, row in loop.rows if not _is_plain(row)}
     divided = {
@@ -135,11 +139,13 @@ def ast(scop: Scop, tree: Tree) -> Scanned:
 
 
 def _scanned(scop: Scop, tree: Tree) -> isl.AstNode:
+    """isl's AST of the tree. Raises `isl.Error` where isl fails, or finds none in time."""
     schedule = as_schedule(tree, scop)
     flat = {loop.name for loop in loops(tree) if loop.kind in ("vector", "unrolled")}
     if flat:
         schedule = schedule.map_schedule_node_bottom_up(lambda node: _separated(node, flat))
-    with _values_not_counts():
+    operations = OPERATIONS * max(len(scop.statements), FEW_STATEMENTS)
+    with _values_not_counts(), operation_budget(operations):
         return isl.AstBuild.from_context(scop.context).node_from_schedule(schedule)
 
 

@@ -13,7 +13,7 @@ import pytest
 import polyopt as po
 from polyopt import f32, f64, i32, i64
 from polyopt.dsl.affine import Affine, axis
-from polyopt.errors import BoundsError, LegalityError
+from polyopt.errors import BoundsError, LegalityError, ScheduleError
 from polyopt.loops import lower as loops_lower
 from polyopt.loops.instances import enumerate_instances, instance_counts
 from polyopt.loops.interpret import interpret
@@ -360,3 +360,12 @@ def test_a_store_names_its_instance_in_the_order_of_its_axes() -> None:
     program = product.lower(M=2, N=3, K=2).loops
     for store in (s for s in walk(program.body) if isinstance(s, Store)):
         assert len(store.instance) == len({"y_init": "ij", "y_update": "ijk", "out": "ij"}[store.statement])
+
+
+def test_isl_has_so_many_operations_for_the_loops_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took minutes for a recurrence of many cases under a drawn plan."""
+    monkeypatch.setattr(loops_lower, "OPERATIONS", 10)
+    with pytest.raises(ScheduleError, match="failed to scan the loops of 'product'"):
+        _ = product.lower(M=8, N=8, K=8).loops
+    monkeypatch.setattr(loops_lower, "OPERATIONS", 20_000)
+    assert not product.lower(M=8, N=8, K=8).fallback
