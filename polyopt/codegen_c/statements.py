@@ -376,15 +376,16 @@ class Statements:
 
     def _fetch_ahead(self, loop: For, trip: Trip, first: Linear, lanes: int, context: Context) -> None:
         """Asks for what a later vector reads of the operands that are wanted ahead."""
-        if context.mask is not None:
+        wanted = {name: place for name, place in self._x.places.items() if place.buffer.ahead}
+        if not wanted or context.mask is not None:
             return
         inner = replace(context, lanes=lanes).bind(loop.var, _position(trip, first))
         for buffer, indices in dict.fromkeys(_loads_of(loop.body)):
-            place = self._x.places.get(buffer)
             parts = (part for index in indices for part in walk_expr(index))
             is_known = all(part.name in inner.env for part in parts if isinstance(part, Var))  # no loop inside moves it
-            if place is None or not place.buffer.ahead or not is_known:
+            if buffer not in wanted or not is_known:
                 continue
+            place = wanted[buffer]
             forms = [self._x.index(index, inner) for index in indices]
             address = memory.address_of(self._f, place, forms, lanes)
             if address.scattered is None and address.offset.lane_factor == place.itemsize:

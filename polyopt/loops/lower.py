@@ -123,8 +123,10 @@ def ast(scop: Scop, tree: Tree) -> Scanned:
     try:
         root = _scanned(scop, tree)
         wrong = runs.misread(root, divided, scop.context)
-    except isl.Error:
+    except isl.Error as error:
         wrong = list(divided)
+        if not wrong:
+            raise ScheduleError(f"the polyhedral library failed to scan the loops of '{scop.name}'") from error
     else:
         if not wrong:
             return Scanned(root, {})

@@ -16,7 +16,7 @@ import islpy as isl
 
 from polyopt.classes import dataclass
 from polyopt.errors import ScheduleError
-from polyopt.loops.scan import operation
+from polyopt.loops.scan import NotAffine, as_affine, operation
 from polyopt.poly.space import operation_budget
 
 _OP, _NODE = isl.ast_expr_op_type, isl.ast_node_type
@@ -62,7 +62,8 @@ def misread(root: isl.AstNode, domains: Mapping[str, isl.Set], context: isl.Set)
 
 def _run_once(leaves: Sequence[_Leaf], domain: isl.Set) -> bool:
     """Whether the leaves of a statement run each instance of its domain once, and no other, that no choice decides."""
-    if not all(_is_affine(value) for leaf in leaves for value in leaf.instance):
+    sizes = frozenset(name for name in domain.get_var_names(isl.dim_type.param) if name is not None)
+    if not all(leaf.is_affine(sizes) for leaf in leaves):
         return False
     try:
         with operation_budget(OPERATIONS):
@@ -92,6 +93,16 @@ class _Leaf:
     loops: tuple[isl.AstNode, ...]
     tests: tuple[tuple[isl.AstExpr, bool], ...]
     instance: tuple[isl.AstExpr, ...]
+
+    def is_affine(self, sizes: frozenset[str]) -> bool:
+        """Whether no choice decides which instance runs."""
+        iterators = {_name(loop): _name(loop) for loop in self.loops}
+        try:
+            for value in self.instance:
+                as_affine(value, iterators, sizes)
+        except NotAffine:
+            return False
+        return True
 
     def instances(self, domain: isl.Set) -> isl.Map:
         """`{ [iterators] -> S[instance] }` for all iterations; S as in the domain."""
@@ -139,14 +150,6 @@ def _parts(expr: isl.AstExpr, op: isl.ast_expr_op_type) -> Iterator[isl.AstExpr]
             yield from _parts(expr.get_op_arg(n), op)
     else:
         yield expr
-
-
-def _is_affine(expr: isl.AstExpr) -> bool:
-    """Whether a value is made without a choice, a maximum or a minimum."""
-    if cast(isl.ast_expr_type, expr.get_type()) != isl.ast_expr_type.op:
-        return True
-    is_chosen = operation(expr) in (*_CHOICES, _OP.max, _OP.min)
-    return not is_chosen and all(_is_affine(expr.get_op_arg(n)) for n in range(expr.get_op_n_arg()))
 
 
 def _name(loop: isl.AstNode) -> str:

@@ -7,7 +7,7 @@ stand in that dimension's place, and a group's elements lie side by side behind 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import reduce
 
@@ -151,25 +151,27 @@ def _computed(
     together = set.intersection(*(set(sharing) for _, _, sharing in loops)) - {writer.name} if loops else set()
     rows = {n: tuple((loop, sharing[n]) for loop, _, sharing in loops) for n in sorted(together)}
     first = [(loop, row) for loop, row, _ in loops]
-    rows[own.name] = (*first, *_rows_inside(own, along, {axis(panel), *(row for _, row in first)}))
+    rows[own.name] = (*first, *_rows_inside(own, along, first))
     changed = {writer.name: own, update.name: copy.redirected()}
     statements = tuple(changed.get(s.name, s) for s in scop.statements)
     arrays = (*(a for a in scop.arrays if a is not source), array)
     return replace(scop, statements=statements, arrays=arrays), rows
 
 
-def _rows_inside(own: Statement, along: Affine, blocks: Set[Affine]) -> Iterator[tuple[str, Affine]]:
+def _rows_inside(own: Statement, along: Affine, blocks: Sequence[tuple[str, Affine]]) -> Iterator[tuple[str, Affine]]:
     """Names and rows of the loops that come first within a block, of what computes it in an order of its own.
 
     along:  the column that an instance is for
-    blocks: the rows of the loops over blocks
+    blocks: the loops over blocks
     """
     columns = [name for name in own.axes if name in axes_of(along)]
-    terms = [name for name in own.axes if name not in columns and axis(name) not in blocks]
+    outside = {axis(own.axes[0]), *(row for _, row in blocks)}  # the first axis is the number of the block
+    terms = [name for name in own.axes if name not in columns and axis(name) not in outside]
     outer = columns[:-ROWS_INSIDE]
     yield from ((name, axis(name)) for name in outer)
     if outer and terms:
-        yield unused(f"{terms[0]}_tile", {*own.axes}), axis(terms[0]) // TERMS_INSIDE
+        taken = {*own.axes, *(name for name, _ in blocks)}
+        yield unused(f"{terms[0]}_tile", taken), axis(terms[0]) // TERMS_INSIDE
         yield columns[-ROWS_INSIDE], axis(columns[-ROWS_INSIDE])
 
 
