@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import count
 from random import Random
 
 from polyopt.fuzz.arrays import LAYOUTS, SCALARS, WRITABLE_LAYOUTS
-from polyopt.fuzz.case import Case, Parameter
+from polyopt.fuzz.case import INDICES, Case, Parameter, extent_of
 from polyopt.fuzz.definitions import SHAPES, Author
 from polyopt.fuzz.expressions import EXACT_FUNCTIONS, FLOATS, FUNCTIONS, Known, Writer
 from polyopt.target import ANY_GPU, GPU_PRESETS
@@ -22,6 +25,8 @@ GPU_SHARE = 0.04
 PRINTED_SHARE = 0.05
 """Of the others but the rough ones, whose functions are those of the C library in printed C."""
 ROUGH_SHARE = 0.4
+MOST_TERMS = 100_000_000
+"""Of a case, else another is drawn: the reference takes up to a hundred nanoseconds for each."""
 GPU_EXTENT = 33
 """The greatest size of a case for a GPU: the emulator runs one thread after another."""
 _INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
@@ -33,6 +38,19 @@ def random_case(seed: int, *, rough: bool = False, functions: tuple[str, ...] = 
     rough: with floats of any kind, `functions`, scalars and dtypes that meet as they are, in strict numerics
     """
     random = Random(seed)
+    drawn = (_drawn(seed, random, rough, functions) for _ in count())
+    return next(case for case in drawn if terms(case) <= MOST_TERMS)
+
+
+def terms(case: Case) -> int:
+    """At most how often the equations of a case are evaluated, with one evaluation for each step of all their sums."""
+    sizes = dict(case.sizes)
+    extents = {name: extent_of(dim, sizes) for dim, names in INDICES.items() for name in names}
+    texts = (equation.text("") for definition in case.definitions for equation in definition.equations)
+    return sum(math.prod(extents.get(name, 1) for name in set(re.findall(r"\b[a-z]+\b", text))) for text in texts)
+
+
+def _drawn(seed: int, random: Random, rough: bool, functions: tuple[str, ...]) -> Case:
     is_large = random.random() < 0.1
     sizes = _sizes(random, is_large=is_large)
     writer = Writer(random, {**sizes, "T": random.randint(1, 4)}, _dtypes(random), rough=rough, functions=functions)

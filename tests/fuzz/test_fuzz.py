@@ -17,7 +17,7 @@ from polyopt.fuzz import campaign, printed
 from polyopt.fuzz.arrays import LAYOUTS, draw, shifted
 from polyopt.fuzz.case import Case, Definition, Equation, Node, Parameter
 from polyopt.fuzz.check import Mismatch, Outcome, check, compare, load
-from polyopt.fuzz.generate import campaign_case, random_case
+from polyopt.fuzz.generate import MOST_TERMS, campaign_case, random_case, terms
 from polyopt.fuzz.shrink import shrink
 from polyopt.fuzz.worker import Worker
 from polyopt.loops.ir import LoopProgram
@@ -37,6 +37,19 @@ SMALL = Case(
 def test_a_seed_gives_the_same_case_every_time() -> None:
     assert random_case(7) == random_case(7)
     assert random_case(7) != random_case(8)
+
+
+def test_terms_are_counted_over_all_sums() -> None:
+    scores = Equation("[i, ii]", Node("po.sum(x0[k, j], k)"), "+=")
+    case = replace(SMALL, sizes=(("M", 100), ("N", 32), ("K", 129), ("T", 3)))
+    matrix = replace(SMALL.definitions[0], dims=("M", "M"), equations=(scores,))
+    assert terms(replace(case, definitions=(matrix,))) == 100 * 100 * 32 * 129
+    assert terms(replace(case, definitions=(matrix, *SMALL.definitions))) == 100 * 100 * 32 * 129 + 2 * 100
+
+
+def test_no_case_has_more_terms_than_the_reference_can_sum() -> None:
+    for seed in (*range(900000200, 900000220), *range(300)):
+        assert terms(random_case(seed)) <= MOST_TERMS  # seed 900000210 summed 5 thousand million
 
 
 def test_cases_hold_every_kind_of_thing() -> None:
