@@ -22,6 +22,7 @@ from polyopt.codegen_cuda.reductions import Reductions, neutral_text
 from polyopt.codegen_cuda.shapes import (
     always_runs,
     count,
+    index_vars,
     is_inside_block,
     is_replicable,
     outside_sums,
@@ -339,7 +340,7 @@ class KernelPrinter(WarpPrinter):
         for store in walk(body):
             if not isinstance(store, Store) or store.reducer is None or store.buffer in own:
                 continue
-            used = {node.name for index in store.indices for node in walk_expr(index) if isinstance(node, Var)}
+            used = index_vars(store)
             if vars_ <= used | pinned(body, store, (vars_ | inner) - used):
                 continue
             if used & (vars_ | inner) or any(isinstance(e, Load) for i in store.indices for e in walk_expr(i)):

@@ -101,7 +101,7 @@ def is_replicable(buffer: Buffer, body: Stmt) -> bool:
             accesses += [e.indices for e in walk_expr(expr) if isinstance(e, Load) and e.buffer == buffer.name]
     if prod(e or 0 for e in extents) > 1 and any(not isinstance(i, Const) for indices in accesses for i in indices):
         return False
-    return not any(_is_plain_inside_block(inner, buffer.name) for inner in walk(body) if isinstance(inner, For))
+    return not any(_is_one_threads_inside(inner, buffer.name) for inner in walk(body) if isinstance(inner, For))
 
 
 def is_filled_together(buffer: str, body: Stmt) -> bool:
@@ -110,11 +110,25 @@ def is_filled_together(buffer: str, body: Stmt) -> bool:
     return any(isinstance(inner, Store) and inner.buffer == buffer for loop in shared for inner in walk(loop))
 
 
-def _is_plain_inside_block(loop: For, buffer: str) -> bool:
-    """Whether a block loop stores to a buffer otherwise than by combining."""
+def _is_one_threads_inside(loop: For, buffer: str) -> bool:
+    """Whether one thread of a block loop stores to a buffer what the others do not get: a plain value, or a summand of
+    an element that indices or equalities leave to it."""
     if loop.kind != "block":
         return False
-    return any(isinstance(s, Store) and s.buffer == buffer and s.reducer is None for s in walk(loop.body))
+    scanned = [inner for inner in walk(loop) if isinstance(inner, For)]
+    dealt = {inner.var for inner in scanned if inner.kind == "block"}
+    for store in walk(loop.body):
+        if isinstance(store, Store) and store.buffer == buffer:
+            used = index_vars(store)
+            moving = {inner.var for inner in scanned} - used
+            if store.reducer is None or dealt & (used | pinned(loop.body, store, moving)):
+                return True
+    return False
+
+
+def index_vars(store: Store) -> set[str]:
+    """The variables that decide which element is stored to."""
+    return {node.name for index in store.indices for node in walk_expr(index) if isinstance(node, Var)}
 
 
 def is_inside_block(statement: Stmt, alloc: Alloc) -> bool:
@@ -130,7 +144,7 @@ def outside_sums(nest: Sequence[For], body: Stmt) -> int:
     for store in walk(body):
         if not isinstance(store, Store) or store.reducer is None or store.buffer in own:
             continue
-        used = {node.name for index in store.indices for node in walk_expr(index) if isinstance(node, Var)}
+        used = index_vars(store)
         depth = next((n for n, loop in enumerate(nest) if loop.var not in used), len(nest))
         if depth and not used & {loop.var for loop in nest[depth:]}:
             outside = min(outside, depth)

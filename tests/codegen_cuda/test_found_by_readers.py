@@ -326,3 +326,19 @@ def test_a_choice_as_a_subscript_of_a_warps_own_row() -> None:
     args = np.zeros((4, 2), bool), ids, x
     lowering = check(op, args, np.repeat(want[:, None], 2, axis=1), target=gpu_preset("sm_89", sms=2))
     assert "threadIdx.y" in lowering.cuda.text
+
+
+def test_what_an_equality_leaves_to_one_thread_is_in_no_register_of_its_own() -> None:
+    """The first thread found the maximum of one score in its register, the others read the start in theirs: inf."""
+
+    @po.op
+    def op(x: po.i64[M], y: po.i64[N]):
+        score, most = po.tensor("score", shape=(M, N), dtype=f64), po.tensor("most", shape=(M,), dtype=f64)
+        total = po.tensor("total", shape=(M,), dtype=f64)
+        score[row, column] = po.clip(po.cast(1, f64), -3, 3)
+        most[row] = po.max(score[row, column], column, where=(column <= row) & (column >= row - 2))
+        total[row] = 64.0 * po.sum(po.exp2(score[row, column] - most[row]) * 2.0, column)
+        return total, score
+
+    args = np.zeros(1, np.int64), np.zeros(3, np.int64)
+    check(op, args, np.array([384.0]), target=gpu_preset("sm_86", sms=1))
