@@ -35,15 +35,23 @@ def reads_inside(
             )
         case ir.Reduce():
             axes, guard = (*axes, *expr.axes), conjunction(guard, expr.guard)
-        case ir.Read(boundary=None):
+        case ir.Read(boundary=None | ir.Clamp() | ir.Wrap()):
             shape = program.tensor(expr.tensor).shape if any(t.name == expr.tensor for t in program.tensors) else ()
             space = Space("", tuple(a.name for a in axes), program.sizes)
             box = space.box(axes) & space.condition(guard) & conditions(program, space)
             for subscript, size in zip(expr.subscripts, shape or (), strict=False):
-                if isinstance(subscript, Affine):
-                    outside = Or((Compare(subscript, "<"), Compare(subscript - size, ">=")))
-                    if not (box & space.condition(outside)).is_empty():
-                        return False
+                outside = _outside(subscript, size, expr.boundary)
+                if outside is not None and not (box & space.condition(outside)).is_empty():
+                    return False
         case _:
             pass
     return all(reads_inside(program, child, axes, guard, choices=choices) for child in ir.children(expr))
+
+
+def _outside(subscript: ir.Subscript, size: Affine, boundary: ir.Boundary | None) -> Condition | None:
+    """When a subscript finds no element: a boundary leads into an array only if there is one. None: data decide."""
+    if boundary is not None:
+        return Compare(size, "<=")
+    if isinstance(subscript, Affine):
+        return Or((Compare(subscript, "<"), Compare(subscript - size, ">=")))
+    return None

@@ -173,6 +173,22 @@ def test_a_position_that_no_element_asks_for_reads_nothing(columns: int) -> None
     assert_array_equal(op(x, like), op.reference(x, like))
 
 
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_a_position_in_a_row_that_may_not_be_there_reads_none(rows: int) -> None:
+    """A boundary leads back into an array only if that has elements; it was refused as reaching outside."""
+
+    @po.op(dynamic=True)
+    def op(x: f32[M, N], ids: i32[K]):
+        clamped, wrapped = po.tensor("clamped", shape=(M, N)), po.tensor("wrapped", shape=(M, N))
+        clamped[i, j] = po.argmax(po.where(ids[k] == 1, 1.0, x.clamp()[M - 1, j + k]), k)
+        wrapped[i, j] = po.argmax(po.where(ids[k] == 1, 1.0, x.wrap()[M - 1, j + k]), k)
+        return clamped, wrapped
+
+    args = RANDOM.standard_normal((rows, 4)).astype(np.float32), np.array([0, 1, 0], np.int32)
+    for found, wanted in zip(op(*args), op.reference(*args), strict=True):
+        assert_array_equal(found, wanted)
+
+
 def test_a_sum_inside_a_position_is_computed_once() -> None:
     @po.op
     def near(x: f32[M, K], c: f32[N, K]):
