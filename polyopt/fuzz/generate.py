@@ -25,8 +25,9 @@ GPU_SHARE = 0.04
 PRINTED_SHARE = 0.05
 """Of the others but the rough ones, whose functions are those of the C library in printed C."""
 ROUGH_SHARE = 0.4
-MOST_TERMS = 100_000_000
-"""Of a case, else another is drawn: the reference did not get through five thousand million in a minute."""
+MOST_TERMS = 10_000_000
+"""Of a case, else another is drawn: on a busy machine the reference takes two microseconds for one, twice, and a case
+has a minute."""
 GPU_EXTENT = 33
 """The greatest size of a case for a GPU: the emulator runs one thread after another."""
 _INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
