@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, axes_of
-from polyopt.dsl.ir import Subscript
+from polyopt.dsl.ir import Read, Subscript
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Statement
 from polyopt.target import Target
@@ -47,6 +49,11 @@ LEAST_BLOCK = 512
 """Columns of a block of sums that stays near while rows pass by: long enough to read an operand in runs."""
 
 PAGE_BYTES = 4096
+"""Also of a way of the first cache, which is looked up by the bits of an address within a page, on every x86 core."""
+
+CROWDED = 0.35
+"""Cycles that an element takes to broadcast which comes from the second cache each time, as others of its tile have
+taken its line's place in the first one (measured on Zen 4, of 14 rows that start pages: a quarter of the speed)."""
 
 START = 8.0
 """Cycles to begin and end a tile's sum, besides those for each accumulator: a branch that is not foreseen."""
@@ -87,17 +94,28 @@ class RegisterTile:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """How one read meets the lanes and the rows of a tile."""
+    """How one read meets the lanes and the rows of a tile. pitch: bytes between rows where these are broadcast"""
 
     by_lane: bool
     contiguous: bool
     by_row: bool
+    pitch: int = 0
 
     def loads(self, height: int, vectors: int) -> float:
         """Loads per point of the sums."""
         if not self.by_lane:
             return height if self.by_row else 1
         return vectors * (height if self.by_row else 1) * (1.0 if self.contiguous else GATHER)
+
+    def crowded(self, height: int, target: Target) -> int:
+        """Loads per point of the sums that find their lines gone from the first cache: all rows', where more of their
+        lines fall into one set than it has ways, one of them for what else passes by."""
+        if self.by_lane or not self.by_row:
+            return 0
+        middle = target.line_bytes // 2  # where rows that are almost pages apart keep together
+        lines = {(middle + row * self.pitch) // target.line_bytes for row in range(height)}
+        sets = Counter(line % (PAGE_BYTES // target.line_bytes) for line in lines)
+        return height if max(sets.values()) >= target.l1_bytes // PAGE_BYTES else 0
 
 
 def choose(
@@ -126,20 +144,26 @@ def choose(
     for axis in (None, *rows):
         height = 1 if axis is None else min(extents.axis(statement.name, axis), blocks.get(axis, sys.maxsize))
         operands = [
-            _operand(access.read.subscripts, axis, lanes, packed=number in packed)
+            replace(
+                _operand(access.read.subscripts, axis, lanes, packed=number in packed),
+                pitch=0 if axis is None else row_pitch(access.read, roles, axis),
+            )
             for number, access in enumerate(statement.reads)
         ]
         once, again = far_rows(statement, roles, extents, target, (axis, lanes), packed)
         returns = 1 if axis is None else -(-extents.axis(statement.name, axis) // max(height, 1))
         if axis is not None and returns == 1 and read_in_runs(statement, roles, extents, target, (axis, lanes), packed):
             once = again = 0.0
+            operands = [
+                replace(operand, pitch=0) for operand in operands
+            ]  # what is broadcast waits for what streams by
         most = MOST_ROWS if axis is None and streams(statement, extents, lanes) else MOST_VECTORS
         for rows_held, vectors in _tiles(registers, operands, width, height, length, most):
             cuts = (blocks.get(lanes), vectors * width, width), (blocks.get(axis or ""), rows_held, 1)
             if any(_leaves_rest(*cut) for cut in cuts):
                 continue
             loads = sum(operand.loads(rows_held, vectors) for operand in operands) / (rows_held * vectors)
-            cycles = _cycles(operands, (height, rows_held), (-(-length // width), vectors), depth, far)
+            cycles = _cycles(operands, (height, rows_held), (-(-length // width), vectors), depth, far, target)
             pieces, passes = -(-length // (vectors * width)), -(-height // rows_held)
             waits = UNFORESEEN * pieces * (once + again * passes) / returns
             speed = height * length / width * depth / 2 / cycles
@@ -279,7 +303,7 @@ def _leaves_rest(block: int | None, tile: int, step: int) -> bool:
 
 
 def _cycles(
-    operands: Sequence[Operand], down: tuple[int, int], along: tuple[int, int], depth: int, far: float
+    operands: Sequence[Operand], down: tuple[int, int], along: tuple[int, int], depth: int, far: float, target: Target
 ) -> float:
     """Cycles for all tiles of a result, those at its edges included.
 
@@ -289,10 +313,11 @@ def _cycles(
     """
     total = 0.0
     for row_tiles, rows in _pieces(*down):
+        crowded = CROWDED * sum(operand.crowded(rows, target) for operand in operands)
         for column_tiles, vectors in _pieces(*along):
             loads = sum(operand.loads(rows, vectors) for operand in operands)
             wide = sum(operand.loads(rows, vectors) for operand in operands if operand.by_lane)
-            term = max(rows * vectors / 2, loads / 2, LATENCY) + LOOP + far * wide
+            term = max(rows * vectors / 2, loads / 2, LATENCY) + LOOP + far * wide + crowded
             total += row_tiles * column_tiles * (depth * term + rows * vectors + START)
     return total
 
@@ -310,6 +335,17 @@ def _operand(subscripts: Sequence[Subscript], rows: str | None, lanes: str, *, p
     by_lane = any(moves(subscript, lanes) for subscript in subscripts)
     by_row = rows is not None and any(moves(subscript, rows) for subscript in subscripts)
     return Operand(by_lane, packed or is_contiguous(subscripts, lanes), by_row)
+
+
+def row_pitch(read: Read, roles: Roles, rows: str) -> int:
+    """Bytes between the elements of neighbouring rows of a tile; 0 where they are not known."""
+    array, step = roles.arrays[read.tensor], 0
+    for number, subscript in enumerate(read.subscripts):
+        inner = array.shape[number + 1 :]
+        if not isinstance(subscript, Affine) or not all(extent.is_constant for extent in inner):
+            return 0
+        step += subscript.coefficient(AxisRef(rows)) * math.prod(extent.constant for extent in inner)
+    return step * array.dtype.itemsize
 
 
 def is_contiguous(subscripts: Sequence[Subscript], axis: str) -> bool:
