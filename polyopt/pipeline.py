@@ -181,7 +181,7 @@ class Lowering:
             attached = attach.apply(scop, windows)
             if windows.attachments:  # its tiles fit the cache, and have changed the dependences
                 return Copies(windows, pack.PackPlan(), attached)
-            products = dots.decide(scop, dependences, self.options.target)
+            products = dots.decide(scop, dependences, self.options.target, strict=self.options.is_strict)
             panels = pack.decide(scop, dependences, self.options.target, products.panels)
             if panels.packings and not picks.choose("pack operands", True, lambda: (True, False)):
                 panels, products = pack.PackPlan(), dots.DotPlan()
@@ -406,6 +406,7 @@ class Lowering:
             strides=self.options.layouts,
             shapes={tensor.name: tensor.shape for tensor in self.program.tensors if tensor.shape is not None},
             stack_bytes=self.options.target.l1_bytes,
+            screened=self._copies.products.screened,
         )
 
     def scheduled(self, tree: Tree, places: StoragePlan, target: Target) -> Lowering:

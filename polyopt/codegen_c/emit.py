@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from polyopt.classes import dataclass
-from polyopt.codegen_c import abi, workspace
+from polyopt.codegen_c import abi, screening, workspace
 from polyopt.codegen_c.expressions import Context, Expressions
 from polyopt.codegen_c.flatten import stored_buffers, trip_of
 from polyopt.codegen_c.lanes import LanePlanner
@@ -116,23 +116,32 @@ class _Kernel:
     def __init__(
         self, program: LoopProgram, numerics: str, dots: Sequence[Dot], functions: _Math, module: Module
     ) -> None:
-        self.dots = dots
         self.program = program
         self.entry = f"polyopt_{''.join(c if c.isascii() and c.isalnum() else '_' for c in program.name)}"
         self.flags = "" if compares_numbers(program.body) else _FLAGS[numerics]
         self.orders_zeros = numerics == "strict"
+        plain = tuple(dot for dot in dots if not dot.is_screened)
+        may_contract = "contract" in self.flags
+        self.dots = dots if may_contract and program.screened else plain
+        self.plain_dots = plain
         self.module = module
         self.math = functions
         allocated = [inner.buffer for inner in walk(program.body) if isinstance(inner, Alloc)]
-        buffers = (*program.arguments, *program.workspace, *allocated)
-        self.lanes = LanePlanner(module.vector_bits, {buffer.name: buffer.dtype for buffer in buffers}, dots)
+        names = {name for pair in program.screened for name in pair}
+        self.screened = [buffer for buffer in program.arguments if buffer.name in names]
+        buffers = (*program.arguments, *program.workspace, *allocated, *screening.buffers(self.screened))
+        self.lanes = LanePlanner(module.vector_bits, {buffer.name: buffer.dtype for buffer in buffers}, plain)
         self.shared_offsets, self.shared_bytes = workspace.offsets(program.workspace)
         self.private_bytes = workspace.private_bytes(program.body)
 
     def write(self) -> None:
         f = Function(self.module, self.entry, [("ptr", "words")])
-        writer = _FunctionWriter(self, f, Value("%words", "ptr"), slot=int64(0), is_worker=False)
-        writer.statements.statement(self.program.body, Context(writer.sizes))
+        writer = _FunctionWriter(self, f, Value("%words", "ptr"), self.plain_dots, slot=int64(0), is_worker=False)
+        if self.dots == self.plain_dots:
+            writer.write_program()
+        else:
+            with_all = partial(writer.write_program, self.dots)
+            f.branch(writer.are_large(), with_all, partial(writer.write_program, self.plain_dots))
         self.fence(f, self.program.body)
         f.finish()
 
@@ -183,12 +192,14 @@ class _FunctionWriter:
         kernel: _Kernel,
         f: Function,
         words: Value,
+        dots: Sequence[Dot],
         *,
         slot: Value,
         is_worker: bool,
         private_used: Expr = _NOTHING,
     ) -> None:
-        """is_worker:    this is the body of a parallel loop, so parallel loops inside run serially
+        """dots:         the instructions for groups
+        is_worker:    this is the body of a parallel loop, so parallel loops inside run serially
         private_used: bytes of each slot's private block that buffers of the loops around have in one of the slots
         """
         self.kernel = kernel
@@ -202,7 +213,25 @@ class _FunctionWriter:
         self.sizes = self._sizes()
         self.private_used = private_used
         self._place_arguments()
-        self.statements = Statements(self.x, kernel.lanes, self._parallel, self._allocate, kernel.dots)
+        self._use(dots)
+
+    def _use(self, dots: Sequence[Dot]) -> None:
+        self.dots = dots
+        self.statements = Statements(self.x, self.kernel.lanes, self._parallel, self._allocate, dots)
+
+    def write_program(self, dots: Sequence[Dot] | None = None) -> None:
+        """The whole program, with other instructions for groups where some are given."""
+        if dots is not None:
+            self._use(dots)
+        self.statements.statement(self.kernel.program.body, Context(self.sizes))
+
+    def are_large(self) -> Value:
+        """Whether the elements of the arguments that are screened are large enough for all instructions."""
+        arguments, context = self.kernel.screened, Context(self.sizes)
+        for argument in arguments:
+            self.place(screening.bits_of(argument), self.x.places[argument.name].base, 1)
+        self.statements.statement(screening.look(arguments), context)
+        return self.x.value(screening.are_large(arguments, self.kernel.program.screened), context)
 
     # --- arguments and workspace ---------------------------------------------------------------------------
 
@@ -327,7 +356,8 @@ class _Outline:
         block = Value("%block", "ptr")
         words = f.load("ptr", 1, block, 8, "")
         chunk, chunks, slot = (Value(f"%{name}", "i64") for name in ("chunk", "chunks", "slot"))
-        writer = _FunctionWriter(kernel, f, words, slot=slot, is_worker=True, private_used=self.outer.private_used)
+        dots, private_used = self.outer.dots, self.outer.private_used
+        writer = _FunctionWriter(kernel, f, words, dots, slot=slot, is_worker=True, private_used=private_used)
         env = dict(writer.sizes)
         for number, name in enumerate(self.variables, 1):
             env[name] = linear(writer.x.bounded(writer.read_word(block, number, "i64")))

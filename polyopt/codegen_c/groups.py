@@ -1,7 +1,7 @@
 """Group loops in lanes: a few neighbours that one instruction multiplies and adds, or that are stored side by side.
 
-A lane of 32 bits holds a group. Where no instruction fits, where the operands turn out not to be neighbours, or where
-there are no lanes, the loop is a loop like others.
+A lane of 32 bits holds a group. Where no instruction fits, pairs of bf16 are widened in their lanes. For other dtypes,
+where the operands turn out not to be neighbours, or where there are no lanes, the loop is a loop like others.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from polyopt.codegen_c import conversions, memory
 from polyopt.codegen_c.expressions import Context, Expressions
 from polyopt.codegen_c.flatten import Trip
 from polyopt.codegen_c.lanes import narrow_factors
-from polyopt.codegen_c.llvm_text import Value, vector_type
+from polyopt.codegen_c.llvm_text import Value
 from polyopt.codegen_c.memory import Place
 from polyopt.codegen_c.stores import Stores, add_products
-from polyopt.codegen_c.values import Linear, binary, constant, convert, shuffle, splat
+from polyopt.codegen_c.values import Linear, binary, bitcast, constant, convert, shuffle, splat
 from polyopt.dots import Dot
 from polyopt.dsl.ir import Cast, Op, Var
-from polyopt.dtypes import i32
+from polyopt.dtypes import bf16, f32, i32
 from polyopt.loops.ir import Expr, For, Load, Store, expr_children, walk_expr
 
 WORD_BYTES = 4
@@ -49,20 +49,40 @@ class Groups:
     # --- products ------------------------------------------------------------------------------------------
 
     def _products(self, loop: For, store: Store, trip: Trip, context: Context) -> bool:
-        """`sum += left * right` over the group, by an instruction."""
-        loads = narrow_factors(store)
+        """`sum += left * right` over the group, by an instruction, or a place in the group after the other."""
+        loads = narrow_factors(store) or narrow_factors(store, f32)
         if loads is None:
             return False
         for dot in self._dots:
             is_whole = dot.symbol(32 * context.lanes) is not None
             for left, right in (loads, loads[::-1]):
                 if dot.points == trip.count and (left.dtype, right.dtype) == (dot.left, dot.right) and is_whole:
-                    words = [self._words(load, loop, trip, context) for load in (left, right)]
-                    operands = [word for word in words if word is not None]
-                    if len(operands) == 2:
+                    operands = self._operands((left, right), loop, trip, context)
+                    if operands is not None:
                         self._stores.accumulate(store, context, partial(add_products, self._f, dot, operands))
                         return True
-        return False
+        operands = self._operands(loads, loop, trip, context) if loads[0].dtype == loads[1].dtype == bf16 else None
+        if operands is None:
+            return False
+        self._stores.accumulate(store, context, partial(self._add_one_by_one, operands))
+        return True
+
+    def _operands(self, loads: Sequence[Load], loop: For, trip: Trip, context: Context) -> list[Value] | None:
+        """The groups of either load; None where some are no neighbours."""
+        found = [self._words(load, loop, trip, context) for load in loads]
+        operands = [words for words in found if words is not None]
+        return operands if len(operands) == len(loads) else None
+
+    def _add_one_by_one(self, operands: Sequence[Value], old: Value) -> Value:
+        """`old` and the products of pairs of bf16: each widened, which takes one operation on its word."""
+        f, total = self._f, old
+        words = [bitcast(f, operand, "i32", old.lanes) for operand in operands]
+        lower = [binary(f, "shl", word, constant(16, "i32")) for word in words]
+        upper = [binary(f, "and", word, constant(-0x10000, "i32")) for word in words]
+        for pair in (lower, upper):
+            left, right = (bitcast(f, word, "float", old.lanes) for word in pair)
+            total = binary(f, "fadd", total, binary(f, "fmul", left, right, f.flags), f.flags)
+        return total
 
     def _words(self, load: Load, loop: For, trip: Trip, context: Context) -> Value | None:
         """The groups of all lanes, as a vector of the load's dtype; None where they are no neighbours."""
@@ -80,20 +100,17 @@ class Groups:
             words = self._collected(load, loop, trip, context)
         else:
             return None
-        return self._as_elements(splat(f, words, context.lanes), place.scalar, points)
+        return bitcast(f, splat(f, words, context.lanes), place.scalar, context.lanes * points)
 
     def _collected(self, load: Load, loop: For, trip: Trip, context: Context) -> Value:
         """One group of elements that lie apart, as a number of 32 bits."""
         f, parts = self._f, list[Value]()
         for number in range(loop.chunk):
             item = self._x.value(load, context.bind(loop.var, trip.lower + Linear(number)))
+            item = conversions.to_memory(f, item, load.dtype)
             shift = constant(8 * number * WORD_BYTES // loop.chunk, "i32")
             parts.append(binary(f, "shl", convert(f, "zext", item, "i32"), shift))
         return reduce(lambda left, right: binary(f, "or", left, right), parts)
-
-    def _as_elements(self, words: Value, scalar: str, points: int) -> Value:
-        lanes = words.lanes * points
-        return self._f.instruction(f"bitcast {words} to {vector_type(scalar, lanes)}", scalar, lanes, [words])
 
     # --- stores side by side -------------------------------------------------------------------------------
 
@@ -108,8 +125,7 @@ class Groups:
             return False
         value = self._turned(loop, store.value, trip, context) or self._interleaved(loop, store.value, trip, context)
         stored = conversions.to_memory(f, value, store.value.dtype)
-        words = f.instruction(f"bitcast {stored} to {vector_type('i32', lanes)}", "i32", lanes, [stored])
-        memory.write(f, _of_words(place), address, lanes, context.mask, words)
+        memory.write(f, _of_words(place), address, lanes, context.mask, bitcast(f, stored, "i32", lanes))
         return True
 
     def _turned(self, loop: For, value: Expr, trip: Trip, context: Context) -> Value | None:
@@ -118,7 +134,8 @@ class Groups:
         words = self._words(loads[0], loop, trip, context) if len(loads) == 1 else None
         if words is None or _depends_otherwise(value, loads[0]):
             return None
-        wide = replace(context, lanes=words.lanes, mask=None, operands={**context.operands, loop.var: words})
+        held = conversions.from_memory(self._f, words, loads[0].dtype)
+        wide = replace(context, lanes=words.lanes, mask=None, operands={**context.operands, loop.var: held})
         return self._x.value(_with(value, loads[0], Var(loop.var, loads[0].dtype)), wide)
 
     def _interleaved(self, loop: For, value: Expr, trip: Trip, context: Context) -> Value:

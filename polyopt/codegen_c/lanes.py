@@ -75,10 +75,10 @@ class LanePlanner:
         return max(1, self._vector_bits // widest)
 
 
-def narrow_factors(store: Store) -> tuple[Load, Load] | None:
-    """The loads whose product, of 32 bits, a store adds."""
+def narrow_factors(store: Store, total: DType = i32) -> tuple[Load, Load] | None:
+    """The loads whose product, converted to `total` before, a store adds."""
     match store.value:
-        case Op("mul", (Cast(Load() as left), Cast(Load() as right))) if store.value.dtype == i32:
+        case Op("mul", (Cast(Load() as left), Cast(Load() as right))) if store.value.dtype == total:
             is_sum = store.reducer is not None and store.reducer.name == "sum"
             return (left, right) if is_sum else None
         case _:

@@ -15,6 +15,7 @@ from polyopt.codegen_c.values import (
     Linear,
     any_lane,
     binary,
+    bitcast,
     both,
     compare,
     constant,
@@ -65,6 +66,9 @@ def add_products(f: Function, dot: Dot, operands: Sequence[Value], old: Value) -
     """`old` and the products of groups of the operands, group by group."""
     symbol = dot.symbol(32 * old.lanes)
     assert symbol is not None, "there is an instruction for vectors of this width"
+    if dot.total.is_float:
+        numbers = [bitcast(f, operand, "bfloat", operand.lanes) for operand in operands]
+        return f.intrinsic(symbol, "float", old.lanes, [old, *numbers])
     if dot.accumulates:
         return f.intrinsic(symbol, "i32", old.lanes, [old, *operands])
     return binary(f, "add", old, f.intrinsic(symbol, "i32", old.lanes, list(operands)))
@@ -142,13 +146,14 @@ class Stores:
         """A sum of 32-bit lanes, of which `add` makes the next running value."""
         x, f = self._x, self._f
         place = x.places[store.buffer]
+        scalar = register_scalar(place.buffer.dtype)
         slot = x.promoted(store.buffer, store.indices, context)
         if slot is not None:
             assert slot.lanes == context.lanes, "a vector of sums stays in a register of as many lanes"
-            self._write_register(store, slot, "i32", add(f.read(slot.pointer, "i32", slot.lanes)), context)
+            self._write_register(store, slot, scalar, add(f.read(slot.pointer, scalar, slot.lanes)), context)
             return
         address = memory.address_of(f, place, [x.index(index, context) for index in store.indices], context.lanes)
-        self._store_lanes(store, place, address, add(constant(0, "i32", context.lanes)), context.lanes, context.mask)
+        self._store_lanes(store, place, address, add(constant(0, scalar, context.lanes)), context.lanes, context.mask)
 
     def _write_register(self, store: Store, slot: Slot, scalar: str, value: Value, context: Context) -> None:
         f = self._f

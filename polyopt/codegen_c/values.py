@@ -196,6 +196,13 @@ def convert(f: Function, opcode: str, value: Value, scalar: str, flags: str = ""
     )
 
 
+def bitcast(f: Function, value: Value, scalar: str, lanes: int) -> Value:
+    """The bits of a vector as another one; nothing where that is what it is."""
+    if (value.scalar, value.lanes) == (scalar, lanes):
+        return value
+    return f.instruction(f"bitcast {value} to {vector_type(scalar, lanes)}", scalar, lanes, [value])
+
+
 def intrinsic(f: Function, name: str, *operands: Value, flags: str = "") -> Value:
     """An LLVM intrinsic whose result and operands have one type: `llvm.<name>.<suffix>`."""
     values = aligned_lanes(f, *operands)

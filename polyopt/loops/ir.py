@@ -192,6 +192,8 @@ class LoopProgram:
     written:   names of the arguments that are results
     sites:     what each run-time check is about
     notes:     what else the report should say, a sentence each: what became of a plan on the way
+    screened:  pairs of arguments that are multiplied in groups: a kernel looks through them when it starts, and where
+               no product is too small, instructions that take subnormal numbers for zero may do it
     """
 
     name: str
@@ -202,6 +204,7 @@ class LoopProgram:
     body: Stmt
     sites: tuple[Site, ...] = ()
     notes: tuple[str, ...] = ()
+    screened: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         """The loop nest as readable code."""

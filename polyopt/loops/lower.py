@@ -68,6 +68,7 @@ def lower(
     strides: Mapping[str, tuple[int, ...] | None],
     shapes: Mapping[str, tuple[Affine, ...]] | None = None,
     stack_bytes: int = LOCAL_BYTES,
+    screened: Sequence[tuple[str, str]] = (),
 ) -> LoopProgram:
     """The loop program of a mapped tree.
 
@@ -76,6 +77,7 @@ def lower(
              argument's strides become run-time parameters `x.stride0`, ...
     shapes:  of the arguments as the caller has them, where dimensions are joined
     stack_bytes: the largest private buffer that lives on a thread's stack
+    screened: pairs of arguments that the kernel looks through first, if it has groups
     """
     scanned = ast(scop, tree)
     scanner = _Scanner(scop, tree, storage, min(stack_bytes, LOCAL_BYTES), scanned.guards)
@@ -91,6 +93,7 @@ def lower(
         body,
         tuple(scanner.bodies.sites),
         _guards(scanned.guards),
+        tuple(screened) if any(isinstance(s, For) and s.kind == "group" for s in walk(body)) else (),
     )
 
 

@@ -211,6 +211,8 @@ def loop_text(program: LoopProgram) -> str:
         lines.append(f"{_INDENT}{'out' if buffer.name in program.written else 'in'} {buffer_text(buffer)}")
     for buffer in program.workspace:
         lines.append(f"{_INDENT}workspace {buffer_text(buffer)}")
+    for pair in program.screened:
+        lines.append(f"{_INDENT}screened {', '.join(pair)}  # at first, for products that dot instructions would lose")
     lines.append("")
     lines.extend(_INDENT + line for line in _lines(program.body))
     return "\n".join(lines) + "\n"
@@ -294,6 +296,7 @@ def loop_json(program: LoopProgram) -> str:
         "arguments": [_buffer_fields(buffer) for buffer in program.arguments],
         "results": list(program.written),
         "workspace": [_buffer_fields(buffer) for buffer in program.workspace],
+        "screened": [list(pair) for pair in program.screened],
         "body": _fields(program.body),
     }
     return json.dumps(value, indent=2) + "\n"
@@ -402,6 +405,6 @@ def loop_html(program: LoopProgram) -> str:
 
 def _colored(line: str) -> str:
     code, mark, comment = line.partition("  # ")
-    code = re.sub(r"\b(kernel|in|out|workspace|local|for|if|else|range)\b", r'<span class="k">\1</span>', code)
+    code = re.sub(r"\b(kernel|in|out|workspace|screened|local|for|if|else|range)\b", r'<span class="k">\1</span>', code)
     code = re.sub(r"^(\s*)(parallel|vector|unrolled|group)\b", r'\1<span class="m">\2</span>', code)
     return code + (f'<span class="c">{mark}{comment}</span>' if mark else "")

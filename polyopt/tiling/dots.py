@@ -1,9 +1,12 @@
 """Contractions by dot instructions: groups of neighbours along a sum, multiplied and added at once.
 
-A sum of products of narrow integers qualifies where the processor has an instruction that is exact for their values,
+A sum of products of narrow numbers qualifies where the processor has an instruction that is right for their values,
 one operand lies along the lanes, and the other does not know them. The operand of the lanes is packed in groups that
 lie beside the columns; the other one is read in groups where it lies, if the sum steps through neighbours, or copied
 so that it does. Where the axis has no whole groups, the copies end in zeros.
+
+`vpdpbf16ps` is right for products that are not too small (`dots.LEAST_PRODUCT`). So both operands must be the caller's
+arrays, which the kernel looks through when it starts, and the sums must start from 0.
 
 `vpdpbusd` multiplies unsigned by signed bytes. If both are signed, the copy of the lanes' operand has 128 added, and
 128 times the sum of the other operand is taken off where the result starts: modulo 2**32 the result is the same for
@@ -17,11 +20,12 @@ from dataclasses import replace
 from typing import Literal
 
 from polyopt import dots as instructions
+from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dots import Dot
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis
-from polyopt.dtypes import DType, i8, i16, i32, u8
+from polyopt.dtypes import DType, bf16, f32, i8, i16, i32, u8
 from polyopt.names import unused
 from polyopt.poly.dependence import Dependences
 from polyopt.poly.roles import Roles
@@ -37,6 +41,9 @@ from polyopt.tiling.pack import Chooser, Group, Packing, PackPlan
 LEAST_REUSE = 2
 """Times that an element of the lanes' operand must be used for its copy to pay."""
 
+SCREENED_REUSE = 16
+"""Times that an element must be used for a look at it to pay: it comes from memory then, as a rule."""
+
 
 @dataclass(frozen=True, slots=True)
 class Product:
@@ -48,6 +55,7 @@ class Product:
     other:    number of the read that does not know the lanes
     offset:   what the copy of the lanes' operand has added to each element; 0, 128 or -128
     packings: the copies that it needs
+    screened: the operands, where their elements decide whether the instruction is used
     """
 
     update: str
@@ -57,11 +65,17 @@ class Product:
     offset: int
     tile: RegisterTile
     packings: tuple[Packing, ...]
+    screened: tuple[str, str] | None = None
 
     def __str__(self) -> str:
         text = f"{self.update} by {self.dot.name}, groups of {self.dot.points} along {self.axis}"
         if self.offset:
             text += f"; one operand has {self.offset} added to make it {self.dot.left}, and the sum starts lower"
+        if self.screened:
+            text += (
+                f"; by multiply-adds of f32 where elements of {' and '.join(self.screened)} are so small that sums "
+                "could be subnormal numbers, which the instruction takes for zero"
+            )
         return text
 
 
@@ -77,6 +91,12 @@ class DotPlan:
         packings = tuple(packing for product in self.products for packing in product.packings)
         return PackPlan(packings, {product.update: product.tile for product in self.products})
 
+    @property
+    def screened(self) -> tuple[tuple[str, str], ...]:
+        """The pairs of arrays that the kernel looks through when it starts."""
+        pairs = [product.screened for product in self.products if product.screened is not None]
+        return tuple(dict.fromkeys(pairs))
+
     def __str__(self) -> str:
         return "\n".join(map(str, self.products))
 
@@ -84,18 +104,22 @@ class DotPlan:
 # --- deciding -------------------------------------------------------------------------------------------------
 
 
-def decide(scop: Scop, dependences: Dependences, target: Target) -> DotPlan:
-    """The contractions worth it. Static sizes only."""
-    found = instructions.available(target)
+def decide(scop: Scop, dependences: Dependences, target: Target, *, strict: bool = False) -> DotPlan:
+    """The contractions worth it. Static sizes only.
+
+    strict: sums of floats keep their order
+    """
+    found = tuple(dot for dot in instructions.available(target) if not (strict and dot.total.is_float))
     if scop.sizes or not found:
         return DotPlan()
     roles, extents = Roles.of(scop), Extents(scop)
-    if not all(dot.accumulates for dot in found):  # a register holds what is to be added
-        target = replace(target, vector_registers=target.vector_registers - 1)
+    held = 0 if all(dot.accumulates for dot in found) else 1  # a register holds what is to be added
     products = []
     for statement in scop.statements:
         if roles.by_statement[statement.name].contraction and statement.name not in dependences.recurrent:
-            chooser = Chooser(statement, roles, extents, target)
+            taken = held + (instructions.WIDENED_REGISTERS if statement.value.dtype.is_float else 0)
+            tiled = replace(target, vector_registers=target.vector_registers - taken)
+            chooser = Chooser(statement, roles, extents, tiled)
             product = _Finder(scop, statement, chooser).find(found)
             if product is not None:
                 products.append(product)
@@ -122,6 +146,8 @@ class _Finder:
         if summed is None or self.chooser.reuse(beside) < LEAST_REUSE:
             return None
         for dot in dots:
+            if dot.total != self.update.value.dtype or not self.is_worth(dot, factors):
+                continue
             if self.chooser.extents.axis(self.update.name, summed) < dot.points:
                 continue
             dtype = _lanes_dtype(dot, beside.dtype, other.dtype)
@@ -131,8 +157,21 @@ class _Finder:
             if offset and self.start(other) is None:
                 continue
             packings = tuple(self.packings(tile, dot, summed, lanes[0], dtype, flips=bool(offset)))
-            return Product(self.update.name, dot, summed, 1 - lanes[0], offset, tile, packings)
+            screened = (factors[0].tensor, factors[1].tensor) if dot.is_screened else None
+            return Product(self.update.name, dot, summed, 1 - lanes[0], offset, tile, packings, screened)
         return None
+
+    def is_worth(self, dot: Dot, factors: Sequence[ir.Read]) -> bool:
+        """Whether the instruction is the faster way; one that screens its operands needs the caller's arrays."""
+        if not dot.is_screened:
+            return True
+        starts = [s for s in self.scop.writers(self.update.array) if s is not self.update]
+        if not all(s.role == "init" and s.value == ir.Const(0, dot.total) for s in starts):
+            return False
+        if any(self.scop.writers(read.tensor) or self.chooser.reuse(read) < SCREENED_REUSE for read in factors):
+            return False
+        fast = instructions.is_fast(dot, self.chooser.target)
+        return picks.choose(f"{self.update.name} by {dot.name}", fast, lambda: (fast, not fast))
 
     def summed(self, beside: ir.Read, other: ir.Read) -> str | None:
         """The axis for groups: one subscript of either operand is the axis alone, and its range is the same for all
@@ -203,13 +242,18 @@ class _Finder:
         return min(most, fitting) if fitting > 0 else most
 
 
+_NARROW = {i32: (i8, u8, i16), f32: (bf16,)}
+"""The dtypes of factors, by that of their sum."""
+
+
 def _factors(update: Statement) -> tuple[ir.Read, ir.Read] | None:
-    """The two reads, in their order, if the update adds the product of two narrow integers to a 32-bit sum."""
+    """The two reads, in their order, if the update adds the product of two narrow numbers to a 32-bit sum."""
     reads = [access.read for access in update.reads]
     match update.value:
-        case ir.Op("mul", (ir.Cast(ir.Read()), ir.Cast(ir.Read()))) if update.value.dtype == i32:
+        case ir.Op("mul", (ir.Cast(ir.Read()), ir.Cast(ir.Read()))) if update.value.dtype in _NARROW:
             is_sum = update.reducer is not None and update.reducer.name == "sum"
-            narrow = all(read.dtype in (i8, u8, i16) and read.boundary is None for read in reads)
+            fitting = _NARROW[update.value.dtype]
+            narrow = all(read.dtype in fitting and read.boundary is None for read in reads)
             plain = all(isinstance(s, Affine) for read in reads for s in read.subscripts)
             return (reads[0], reads[1]) if is_sum and narrow and plain and len(reads) == 2 else None
         case _:
