@@ -75,6 +75,12 @@ def test_a_result_larger_than_the_caches_goes_past_them() -> None:
     assert "!nontemporal" in lowering.source("llvm") and "sfence" in lowering.source("llvm")
 
 
+def test_what_touches_little_more_than_the_caches_hold_stays_in_them() -> None:
+    machine = preset("avx512")
+    assert 2 * 4 * 1449**2 > machine.cached_bytes and streamed(shifted, machine, M=1449, N=1449) == []
+    assert streamed(shifted, machine, M=1640, N=1640) == ["y"]
+
+
 def test_a_small_last_cache_of_a_core_with_a_large_own_one_still_counts() -> None:
     machine = preset("avx512")
     assert machine.cached_bytes == machine.l3_bytes
