@@ -150,11 +150,13 @@ class Lowering:
     program:  the equations with their ranges, shapes and sizes
     given_up: why richer plans were given up; then nothing is copied, no statements share a loop, and every component of
               mutually dependent statements has loops of its own, in the order of the dependences
+    no_pairs: why bf16 is widened though the plans with pairs of it were made first; they have their loops twice
     """
 
     program: ir.Program
     options: Options
     given_up: str = ""
+    no_pairs: str = ""
 
     @cached_property
     def rewritten(self) -> ir.Program:
@@ -181,7 +183,8 @@ class Lowering:
             attached = attach.apply(scop, windows)
             if windows.attachments:  # its tiles fit the cache, and have changed the dependences
                 return Copies(windows, pack.PackPlan(), attached)
-            products = dots.decide(scop, dependences, self.options.target, strict=self.options.is_strict)
+            may_pair = not (self.options.is_strict or self.no_pairs)
+            products = dots.decide(scop, dependences, self.options.target, floats=may_pair)
             panels = pack.decide(scop, dependences, self.options.target, products.panels)
             if panels.packings and not picks.choose("pack operands", True, lambda: (True, False)):
                 panels, products = pack.PackPlan(), dots.DotPlan()
@@ -268,7 +271,8 @@ class Lowering:
             self._refuse_cycles()
             raise
         made = (*self._copies.windows.attachments, *self._copies.panels.packings, *self._copies.products.products)
-        plan = replace(plan, copies=(*self._rewritten.notes, *(str(copy) for copy in made)))
+        said = (f"bf16 is not multiplied in pairs: {self.no_pairs}",) if self.no_pairs else ()
+        plan = replace(plan, copies=(*self._rewritten.notes, *said, *(str(copy) for copy in made)))
         for decision in plan.decisions:
             _STAGE_LOGS["fusion"].info("%s: %s", self.program.name, decision)
         return plan
@@ -295,7 +299,7 @@ class Lowering:
     @cached_property
     def settled(self) -> Self:
         """The lowering whose plans are used: this one, or where they cannot be made, proved or scanned, or lead to a
-        kernel that LLVM would take minutes for, one without copies and shared loops.
+        kernel that LLVM would take minutes for, one without pairs of bf16, then one without copies and shared loops.
 
         Raises `ScheduleError` or `LegalityError` where even that one is not proved.
         """
@@ -304,11 +308,16 @@ class Lowering:
         except (LegalityError, ScheduleError) as error:
             if self.given_up:
                 raise
-            _LOG.warning("%s: %s; falling back to one nest a statement", self.program.name, error.what)
-            plainer = replace(self, given_up=error.what)
-            plainer._check()
-            return plainer
+            return self._plainer(error.what).settled
         return self
+
+    def _plainer(self, why: str) -> Self:
+        """The lowering to try next."""
+        if "_copies" in vars(self) and self._copies.products.screened:
+            _LOG.warning("%s: %s; widening bf16 instead of multiplying pairs of it", self.program.name, why)
+            return replace(self, no_pairs=why)
+        _LOG.warning("%s: %s; falling back to one nest a statement", self.program.name, why)
+        return replace(self, given_up=why)
 
     def _check(self) -> None:
         """Raise `ScheduleError` or `LegalityError` where the plans lead to no kernel, or, unless they are the plainest

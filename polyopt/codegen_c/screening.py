@@ -14,7 +14,7 @@ from math import prod
 from polyopt.dots import LEAST_PRODUCT
 from polyopt.dsl.ir import Cast, Const, Op, Reducer
 from polyopt.dtypes import bool_, i32, i64, u16
-from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, Load, Stmt, Store, index_var, integer
+from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, Load, LoopKind, Stmt, Store, index_var, integer
 
 BIAS, FRACTION_BITS = 127, 7
 """Of a bf16: what is added to its exponent, and how many bits lie below that."""
@@ -79,34 +79,54 @@ def _least_of(number: int, argument: Buffer) -> Iterator[Stmt]:
     """The least integer of an argument: by threads, where it is large."""
     place: tuple[Expr, ...] = (integer(number),)
     yield _start(_LEAST, place)
-    rows, *rest = (_constant(extent) for extent in argument.shape)
-    if rows * prod(rest) * argument.dtype.itemsize < PARALLEL_BYTES:
-        yield _pass(argument, integer(0), integer(rows), _LEAST, place)
+    extents = [_constant(extent) for extent in argument.shape]
+    order = _outer_first(argument, extents)
+    cut = max(order[:-1] or order, key=lambda dimension: extents[dimension])
+    if prod(extents) * argument.dtype.itemsize < PARALLEL_BYTES:
+        yield _pass(argument, order, {}, _LEAST, place)
         return
     part = index_var("polyopt.part")
-    share = -(-rows // PARTS)
+    share = -(-extents[cut] // PARTS)
     first: Expr = Op("mul", (part, integer(share)), i64)
-    last: Expr = Op("minimum", (Op("add", (first, integer(share)), i64), integer(rows)), i64)
-    body = Block((_start(_LEAST_OF_PARTS, (part,)), _pass(argument, first, last, _LEAST_OF_PARTS, (part,))))
+    last: Expr = Op("minimum", (Op("add", (first, integer(share)), i64), integer(extents[cut])), i64)
+    found = _pass(argument, order, {cut: (first, last)}, _LEAST_OF_PARTS, (part,))
+    body = Block((_start(_LEAST_OF_PARTS, (part,)), found))
     yield For(part.name, integer(0), integer(PARTS), body, kind="parallel")
-    found = Load(_LEAST_OF_PARTS, (part,), u16)
-    yield For(part.name, integer(0), integer(PARTS), Store(_LEAST, (), _LEAST, place, found, _MINIMUM), kind="vector")
+    least = Load(_LEAST_OF_PARTS, (part,), u16)
+    yield For(part.name, integer(0), integer(PARTS), Store(_LEAST, (), _LEAST, place, least, _MINIMUM), kind="vector")
 
 
 def _start(buffer: str, place: tuple[Expr, ...]) -> Store:
     return Store(_LEAST, (), buffer, place, _ZERO)
 
 
-def _pass(argument: Buffer, first: Expr, last: Expr, buffer: str, place: tuple[Expr, ...]) -> Stmt:
-    """Loops over the elements of some rows, along the last dimension in lanes."""
+def _outer_first(argument: Buffer, extents: Sequence[int]) -> list[int]:
+    """The dimensions, those in which neighbours lie far apart before those in which they are near."""
+    strides = [abs(int(s.value)) if isinstance(s, Const) else 0 for s in argument.strides or ()]
+    dimensions = range(len(extents))
+    return sorted(dimensions, key=lambda d: -strides[d]) if all(strides) and strides else list(dimensions)
+
+
+def _pass(
+    argument: Buffer,
+    order: Sequence[int],
+    shares: Mapping[int, tuple[Expr, Expr]],
+    buffer: str,
+    place: tuple[Expr, ...],
+) -> Stmt:
+    """Loops over the elements of an argument, the last of `order` in lanes.
+
+    shares: the bounds of a dimension of which only a part is looked through
+    """
     bits = bits_of(argument)
     indices = tuple(index_var(f"polyopt.{dimension}") for dimension in range(len(bits.shape)))
     magnitude: Expr = Op("and", (Load(bits.name, indices, u16), _MAGNITUDE), u16)
     less_one: Expr = Op("sub", (magnitude, _ONE), u16)
     body: Stmt = Store(_LEAST, (), buffer, place, less_one, _MINIMUM)
-    for index, extent in reversed([*zip(indices, bits.shape, strict=True)]):
-        lower, upper = (first, last) if index == indices[0] else (integer(0), extent)
-        body = For(index.name, lower, upper, body, kind="vector" if index == indices[-1] else "serial")
+    for dimension in reversed(order):
+        lower, upper = shares.get(dimension, (integer(0), bits.shape[dimension]))
+        kind: LoopKind = "vector" if dimension == order[-1] else "serial"
+        body = For(indices[dimension].name, lower, upper, body, kind=kind)
     return body
 
 

@@ -80,7 +80,8 @@ def lower(
     screened: pairs of arguments that the kernel looks through first, if it has groups
     """
     scanned = ast(scop, tree)
-    scanner = _Scanner(scop, tree, storage, min(stack_bytes, LOCAL_BYTES), scanned.guards)
+    taken = STACK_BYTES // 2 if screened else 0  # by the loops of the version for small numbers
+    scanner = _Scanner(scop, tree, storage, min(stack_bytes, LOCAL_BYTES), scanned.guards, taken)
     body = scanner.scan(scanned.root)
     arguments, extra = _arguments(scop, [*parameters, *results], strides, shapes or {})
     written = tuple(results)

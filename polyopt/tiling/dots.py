@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Literal
 
 from polyopt import dots as instructions
@@ -42,7 +43,11 @@ LEAST_REUSE = 2
 """Times that an element of the lanes' operand must be used for its copy to pay."""
 
 SCREENED_REUSE = 16
-"""Times that an element must be used for a look at it to pay: it comes from memory then, as a rule."""
+"""Products for each element of an array that make a look at it pay: it comes from memory then, as a rule, and so do
+those elements that the contraction does not read."""
+
+MOST_SCREENED = 4
+"""Products of a kernel that screen their operands: all its loops are compiled twice then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +109,12 @@ class DotPlan:
 # --- deciding -------------------------------------------------------------------------------------------------
 
 
-def decide(scop: Scop, dependences: Dependences, target: Target, *, strict: bool = False) -> DotPlan:
+def decide(scop: Scop, dependences: Dependences, target: Target, *, floats: bool = True) -> DotPlan:
     """The contractions worth it. Static sizes only.
 
-    strict: sums of floats keep their order
+    floats: whether sums of floats may be such, too
     """
-    found = tuple(dot for dot in instructions.available(target) if not (strict and dot.total.is_float))
+    found = tuple(dot for dot in instructions.available(target) if floats or not dot.total.is_float)
     if scop.sizes or not found:
         return DotPlan()
     roles, extents = Roles.of(scop), Extents(scop)
@@ -123,7 +128,8 @@ def decide(scop: Scop, dependences: Dependences, target: Target, *, strict: bool
             product = _Finder(scop, statement, chooser).find(found)
             if product is not None:
                 products.append(product)
-    return DotPlan(tuple(products))
+    has_few = sum(product.screened is not None for product in products) <= MOST_SCREENED
+    return DotPlan(tuple(product for product in products if has_few or product.screened is None))
 
 
 @dataclass(slots=True)
@@ -135,8 +141,11 @@ class _Finder:
     def find(self, dots: Sequence[Dot]) -> Product | None:
         """The update as a product by the first instruction that can do it."""
         factors = _factors(self.update)
-        tile = self.chooser.tile() if factors is not None else None
-        if factors is None or tile is None:
+        if factors is None:
+            return None
+        dots = [dot for dot in dots if dot.total == self.update.value.dtype and self.is_worth(dot, factors)]
+        tile = self.chooser.tile() if dots else None
+        if tile is None:
             return None
         lanes = [n for n, read in enumerate(factors) if any(moves(s, tile.lanes) for s in read.subscripts)]
         if len(lanes) != 1:
@@ -146,8 +155,6 @@ class _Finder:
         if summed is None or self.chooser.reuse(beside) < LEAST_REUSE:
             return None
         for dot in dots:
-            if dot.total != self.update.value.dtype or not self.is_worth(dot, factors):
-                continue
             if self.chooser.extents.axis(self.update.name, summed) < dot.points:
                 continue
             dtype = _lanes_dtype(dot, beside.dtype, other.dtype)
@@ -168,7 +175,10 @@ class _Finder:
         starts = [s for s in self.scop.writers(self.update.array) if s is not self.update]
         if not all(s.role == "init" and s.value == ir.Const(0, dot.total) for s in starts):
             return False
-        if any(self.scop.writers(read.tensor) or self.chooser.reuse(read) < SCREENED_REUSE for read in factors):
+        points = prod(self.chooser.extents.axis(self.update.name, name) for name in self.update.axes)
+        arrays = [self.scop.array(read.tensor) for read in factors]
+        looks = [SCREENED_REUSE * prod(extent.constant for extent in array.shape) for array in arrays]
+        if any(array.role != "input" for array in arrays) or points < max(looks):
             return False
         fast = instructions.is_fast(dot, self.chooser.target)
         return picks.choose(f"{self.update.name} by {dot.name}", fast, lambda: (fast, not fast))

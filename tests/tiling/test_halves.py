@@ -11,10 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 import polyopt as po
-from polyopt import bf16, f32
+from polyopt import bf16, f32, pipeline
 from polyopt.loops.interpret import interpret
 from polyopt.loops.ir import For, walk
 from polyopt.loops.verify import check_accesses, verify
+from polyopt.picks import Pick
 from polyopt.poly.replay import replay
 from polyopt.runtime import pool
 from polyopt.target import Rates, Target, host, preset
@@ -35,8 +36,8 @@ HERE = [
 ]
 needs_pairs = pytest.mark.skipif(bool(PAIRS.lacking(host())), reason="the processor has no vdpbf16ps")
 
-M, N, K, C, F, H, W = po.sizes("M N K C F H W")
-i, j, k, c, f, h, w, r, s = po.indices("i j k c f h w r s")
+M, N, K, B, L, C, F, H, W = po.sizes("M N K B L C F H W")
+i, j, k, b, c, f, h, w, r, s = po.indices("i j k b c f h w r s")
 
 
 @cache
@@ -234,6 +235,77 @@ def test_sums_and_operands_of_the_kernel_itself_are_widened() -> None:
     np.testing.assert_array_equal(started(np.zeros_like(x), y, t), np.broadcast_to(t, (20, 64)))
     np.testing.assert_array_equal(computed(x, small_integers((40, 64), 2, 2.0**-40)), wanted(x, y) * 2.0**-140)
     assert groups(started, x, y, t) == groups(computed, x, y) == set()
+
+
+@needs_pairs
+def test_an_array_of_which_little_is_read_is_not_looked_through() -> None:
+    """A layer's weights out of many: the look took longer than the product."""
+
+    @po.op(target=PAIRS)
+    def layer(x: bf16[M, K], y: bf16[L, K, N]):
+        z = po.tensor("z")
+        z[i, j] += po.cast(x[i, k], f32) * po.cast(y[0, k, j], f32)
+        return z
+
+    x, y = small_integers((32, 40), 1), small_integers((3, 40, 64), 2)
+    assert groups(layer, x, y[:1]) == groups(layer, x, y[:2]) == {2}
+    assert groups(layer, x, y) == set()
+    for layers in (1, 2, 3):
+        np.testing.assert_array_equal(layer(x, y[:layers]), wanted(x, y[0]))
+
+
+@needs_pairs
+@pytest.mark.parametrize("scale", [1.0, 2.0**-65])
+def test_large_operands_in_any_order_give_the_reference(scale: float) -> None:
+    """Threads share the longest dimension but that in which neighbours lie, whichever these are."""
+
+    @po.op(target=PAIRS)
+    def batch(x: bf16[B, M, K], y: bf16[B, K, N]):
+        z = po.tensor("z")
+        z[b, i, j] += po.cast(x[b, i, k], f32) * po.cast(y[b, k, j], f32)
+        return z
+
+    for shape in [(1, 500, 600), (2, 300, 500)]:
+        x, y = small_integers(shape, 1, scale), small_integers((shape[0], shape[2], 17), 2, scale)
+        assert groups(batch, x, y) == {2}
+        for left in (x, np.asfortranarray(x)):
+            np.testing.assert_array_equal(batch(left, y), wanted(x, y))
+        x[:], y[:] = 0, 0
+        x[-1, -1, -1], y[-1, -1, -1] = 2.0**-100, 2.0**-49
+        for left in (x, np.asfortranarray(x)):
+            assert batch(left, y)[-1, -1, -1] == 2.0**-149
+
+
+def test_pairs_are_given_up_before_all_plans_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its loops twice a kernel of many products was too long, and so had none of its plans."""
+    lines = wide(PAIRS).lower(M=64, N=64, K=64).source("llvm").count("\n")
+    monkeypatch.setattr(pipeline, "MOST_LINES", 3 * lines // 4)
+    lowering = wide(PAIRS).lower(M=64, N=64, K=66)
+    assert lowering.fallback == "" and "group" not in str(lowering.loops) and "tiles i#2 by" in str(lowering.tiling)
+    assert "bf16 is not multiplied in pairs: the kernel of 'wide' is too long" in str(lowering.report())
+
+
+def test_a_kernel_of_many_products_has_no_pairs() -> None:
+    """Its loops, twice, would take LLVM seconds."""
+
+    @po.op(target=PAIRS)
+    def many(x: bf16[M, K], y: bf16[B, K, N]):
+        return tuple(po.gelu(x @ y[number]) for number in range(5))
+
+    assert many.lower(M=128, N=32, K=32, B=5).loops.screened == ()
+    assert rounded(PAIRS).lower(M=64, N=32, K=32).loops.screened == (("x", "y"),)
+
+
+def test_tiles_are_asked_for_where_pairs_are_taken_only(caplog: pytest.LogCaptureFixture) -> None:
+    """An answer that only tiles without pairs have was called none any more."""
+    for target in (PAIRS, NONE):
+        lowering = wide(target).lower(M=100, N=300, K=200)
+        asked = replace(lowering, options=replace(lowering.options, picks=()))
+        (question,) = [question for question in asked.questions if question.text.startswith("register tile")]
+        for answer in question.options:
+            picks = (Pick(question.text, answer),)
+            _ = replace(lowering, options=replace(lowering.options, picks=picks)).questions
+    assert "no option any more" not in caplog.text
 
 
 @needs_pairs
