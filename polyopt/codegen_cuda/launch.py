@@ -74,8 +74,7 @@ class LaunchPrinter(VectorPrinter):
         for expr in needed:
             used.update(node.name for node in walk_expr(expr) if isinstance(node, Var))
         known = [name for name in self._shared.sizes if name in used]
-        others = sorted(used - scanned - set(known) - {"a", "b"})
-        return [*known, *others]
+        return [*known, *sorted(used - scanned - set(known))]
 
     # --- widths ---------------------------------------------------------------------------------------------------
 
@@ -111,8 +110,6 @@ class LaunchPrinter(VectorPrinter):
         return all(self._fits(node) for expr in needed for node in walk_expr(expr))
 
     def _fits(self, node: Expr) -> bool:
-        if isinstance(node, Var) and node.name in ("a", "b"):
-            return True
         if not isinstance(node, Op | Var) or node.dtype.name != "i64":
             return True
         if any(isinstance(inner, Load) or not isinstance(inner, Op | Var | Const) for inner in walk_expr(node)):

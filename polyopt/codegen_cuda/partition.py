@@ -8,7 +8,7 @@ dependence, so all of a piece may run before the next one. The result means what
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
 from math import prod
 from typing import assert_never
@@ -27,6 +27,7 @@ from polyopt.loops.ir import (
     Expr,
     For,
     If,
+    Load,
     LoopProgram,
     Stmt,
     Store,
@@ -35,6 +36,7 @@ from polyopt.loops.ir import (
     integer,
     stores_of,
     walk,
+    walk_expr,
 )
 from polyopt.loops.scan import both
 
@@ -62,8 +64,11 @@ def partition(
     notes = dict.fromkeys(cutter.notes)
     for note in notes:
         _LOG.warning("%s: %s", program.name, note)
+    alone = (
+        f"{name} runs in one thread: none of its loops may run in parallel" for name in dict.fromkeys(cutter.alone)
+    )
     workspace = (*program.workspace, *cutter.hoisted)
-    return replace(program, body=body, workspace=workspace, notes=(*program.notes, *notes))
+    return replace(program, body=body, workspace=workspace, notes=(*program.notes, *notes, *alone))
 
 
 def has_grid(statement: Stmt) -> bool:
@@ -84,6 +89,7 @@ class _Cutter:
     plans: dict[str, Contraction]
     hoisted: list[Buffer] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    alone: list[str] = field(default_factory=list)
     vectors: Vectors = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,12 +97,13 @@ class _Cutter:
 
     def host(self, statement: Stmt) -> Stmt:
         if not has_grid(statement):
+            self.alone += [store.statement for store in stores_of(statement) if _is_repeated(store, statement)]
             return statement
         match statement:
             case Block(body):
                 return Block(tuple(self.host(inner) for inner in body))
             case For(kind="grid"):
-                parts = [self.tiled(loops, body) for loops, body in self.nests(statement, ())]
+                parts = [self.tiled(loops, body) for loops, body in _with_threads(self.nests(statement, ()))]
                 return parts[0] if len(parts) == 1 else Block(tuple(parts))
             case For():
                 return replace(statement, kind="serial", body=self.host(statement.body))
@@ -113,9 +120,17 @@ class _Cutter:
                 assert_never(statement)
 
     def nests(self, statement: Stmt, around: tuple[For, ...]) -> list[tuple[tuple[For, ...], Stmt]]:
-        """Grid loops nested perfectly and what is inside them, piece by piece."""
+        """Grid loops nested perfectly and what is inside them, piece by piece. What is under a condition on the loops
+        around is a piece, too, with the condition inside."""
         if isinstance(statement, For) and statement.kind == "grid":
             return self.nests(statement.body, (*around, statement))
+        if isinstance(statement, If) and has_grid(statement) and not any(_loads(statement.condition)):
+            condition, fails = statement.condition, Op("not", (statement.condition,), bool_)
+            found: list[tuple[tuple[For, ...], Stmt]]
+            found = [(loops, If(condition, body)) for loops, body in self.nests(statement.then, around)]
+            if statement.otherwise is not None:
+                found += [(loops, If(fails, body)) for loops, body in self.nests(statement.otherwise, around)]
+            return found
         if isinstance(statement, Block) and any(has_grid(inner) for inner in statement.body):
             return [nest for inner in statement.body for nest in self.nests(inner, around)]
         return [(around, _in_order(statement))]
@@ -214,6 +229,31 @@ class _Cutter:
             candidate = f"{name}_{number}"
         self.used.add(candidate)
         return candidate
+
+
+def _loads(expr: Expr) -> Iterator[Load]:
+    return (node for node in walk_expr(expr) if isinstance(node, Load))
+
+
+def _is_repeated(store: Store, statement: Stmt) -> bool:
+    """Whether a store is in a loop of more than one iteration."""
+    loops = (inner for inner in walk(statement) if isinstance(inner, For) and store in stores_of(inner))
+    return any(as_number(folded("sub", loop.upper, loop.lower)) not in (0, 1) for loop in loops)
+
+
+def _with_threads(nests: list[tuple[tuple[For, ...], Stmt]]) -> list[tuple[tuple[For, ...], Stmt]]:
+    """The pieces of a nest; one that lacks the loops which threads share in others has threads along its last one."""
+    points = max(prod(loop.chunk for loop in loops) for loops, _ in nests)
+    found = []
+    for loops, body in nests:
+        if len(nests) > 1 and loops and all(loop.chunk == 1 for loop in loops) and not _has_threads(body):
+            loops = (*loops[:-1], replace(loops[-1], chunk=min(points, BLOCK_POINTS)))
+        found.append((loops, body))
+    return found
+
+
+def _has_threads(body: Stmt) -> bool:
+    return any(isinstance(inner, For) and inner.kind not in ("serial", "unrolled") for inner in walk(body))
 
 
 def _one_point_each(loops: tuple[For, ...]) -> tuple[For, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import gcd
 
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda.intervals import Interval, as_number, interval, of_loop
@@ -83,7 +84,8 @@ class _Turner:
         row, column, own = fresh("row"), fresh("column"), fresh(f"{self.across.var}_own")
         self.vectors.buffers.update({copy.name: copy for copy in copies.values()})
         self.vectors.lanes[column] = fresh(f"{self.along.var}_lane")
-        self.vectors.known = {tiles[self.across.var]: side, tiles[self.along.var]: side}
+        starts = {loop.var: as_number(loop.lower) or 0 for loop in (self.across, self.along)}
+        self.vectors.known = {tiles[name]: gcd(side, start) for name, start in starts.items()}
         width = max(2 * VECTOR_BYTES // min(b.dtype.itemsize for b in copies.values()), 2)
         spread: Stmt | None = None
         while spread is None:

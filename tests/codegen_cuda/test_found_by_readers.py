@@ -39,6 +39,10 @@ def check(op: Op, args: tuple[Any, ...], want: Any, **options: Any) -> Any:
     return lowering
 
 
+def integers(shape: tuple[int, ...], seed: int, dtype: Any = np.float32) -> Any:
+    return np.random.default_rng(seed).integers(-3, 4, shape).astype(dtype)
+
+
 def test_a_loop_without_an_iteration_has_no_barrier_to_count_on() -> None:
     """Threads walk through `k < t` together; at t = 0 what they wrote before was read without a barrier."""
 
@@ -342,3 +346,68 @@ def test_what_an_equality_leaves_to_one_thread_is_in_no_register_of_its_own() ->
 
     args = np.zeros(1, np.int64), np.zeros(3, np.int64)
     check(op, args, np.array([384.0]), target=gpu_preset("sm_86", sms=1))
+
+
+@pytest.mark.parametrize("dtype", [f32, f16, po.i8], ids=str)
+@pytest.mark.parametrize("start", [1, 2, 4])
+def test_squares_of_loops_that_start_late_end_with_their_rows(dtype: Any, start: int) -> None:
+    """Squares were said to start at multiples of their side, so that a thread asked for its first lane alone."""
+
+    @po.op
+    def op(x: dtype[N, M], z: dtype[M, N]):
+        i, j = po.index("i", start, M), po.index("j", start, N)
+        y = po.tensor("y", shape=(M, N))
+        y[i, j] = x[j, i] + z[i, j]
+        y[row, column] = po.when((row < start) | (column < start), z[row, column])
+        return y
+
+    x, z = integers((40, 40), 1, dtype.numpy), integers((40, 40), 2, dtype.numpy)
+    want = z.copy()
+    want[start:, start:] += x.T[start:, start:]
+    lowering = check(op, (x, z), want, target=gpu_preset("sm_80", sms=1))
+    assert "turned" in {nest.style for nest in lowering.mapping.nests}
+
+
+def test_a_loop_of_the_host_may_be_called_as_an_operand_of_a_reduction() -> None:
+    """The kernel of a step lacked the parameter."""
+
+    @po.op
+    def op(x: f32[T, N], y0: f32[N]):
+        a, j = po.index("a", extent=T), po.index("j", extent=N)
+        u = po.tensor("u", shape=(T + 1, N))
+        u[0, j] = y0[j]
+        u[a + 1, j] = u.wrap()[a, j - 1] + x[a, j]
+        return u
+
+    x, y0 = integers((3, 2000), 1, np.float32), integers((2000,), 2, np.float32)
+    want = [y0]
+    for step in x:
+        want.append(np.roll(want[-1], 1) + step)
+    check(op, (x, y0), np.array(want), target=gpu_preset("sm_80", sms=1))
+
+
+def test_edges_of_an_array_have_threads() -> None:
+    """A loop under a condition on the loop around was run by one thread, and so was what had no second loop."""
+
+    @po.op
+    def op(z: f32[M, N]):
+        y = po.tensor("y", shape=(M, N))
+        y[row, column] = po.when((row == 0) | (column == 0), z[row, column])
+        y[row, column] = po.when((row > 0) & (column > 0), 0)
+        return y
+
+    z = integers((90, 300), 1, np.float32)
+    want = z.copy()
+    want[1:, 1:] = 0
+    lowering = check(op, (z,), want, target="sm_80")
+    assert min(kernel.threads for kernel in lowering.cuda.kernels) >= 64
+
+
+def test_the_report_says_what_runs_in_one_thread() -> None:
+    @po.op
+    def op(x: i32[N]):
+        h = po.tensor("h", shape=(256,), dtype=i32)
+        h[x[column]] += 1
+        return h
+
+    assert "h_update runs in one thread" in str(op.lower(N=1000, target="sm_80").report())
