@@ -146,6 +146,15 @@ def axes_of(expression: Affine) -> frozenset[str]:
     return frozenset(atom.name for atom in atoms(expression) if isinstance(atom, AxisRef))
 
 
+def axes_outer_first(expression: Affine) -> tuple[str, ...]:
+    """The axes that occur, those that take longer steps before those that take shorter ones; of equal ones by name."""
+    steps: dict[str, int] = {}
+    for atom, step in expression.terms:
+        for name in axes_of(Affine(0, ((atom, 1),))):
+            steps[name] = max(abs(step), steps.get(name, 0))
+    return tuple(sorted(steps, key=lambda name: (-steps[name], name)))
+
+
 def sizes_of(expression: Affine) -> frozenset[str]:
     return frozenset(atom.name for atom in atoms(expression) if isinstance(atom, SizeRef))
 

@@ -21,7 +21,7 @@ from math import prod
 from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import TRUE, Affine, AxisRef, axes_of, axis
+from polyopt.dsl.affine import TRUE, Affine, AxisRef, axes_of, axes_outer_first, axis
 from polyopt.fusion.cascade import axes_in
 from polyopt.fusion.rewrite import depends_on
 from polyopt.fusion.short_sums import length
@@ -271,7 +271,7 @@ def _in_order(inner: _Product, kept: tuple[ir.Axis, ...]) -> tuple[ir.Axis, ...]
 def _subscripted(read: ir.Read) -> Iterator[str]:
     for subscript in read.subscripts:
         if isinstance(subscript, Affine):
-            yield from sorted(axes_of(subscript))
+            yield from axes_outer_first(subscript)
 
 
 def _starts_at_zero(one: ir.Axis) -> bool:

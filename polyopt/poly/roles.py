@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from polyopt.classes import dataclass
-from polyopt.dsl.affine import Affine, axes_of
+from polyopt.dsl.affine import Affine, axes_of, axes_outer_first
 from polyopt.dsl.ir import DataIndex, Subscript, reads
 from polyopt.poly.scop import Array, Scop, Statement
 
@@ -49,7 +49,7 @@ def _axes_in_order(subscripts: tuple[Subscript, ...]) -> tuple[str, ...]:
     order: dict[str, None] = {}
     for subscript in subscripts:
         if isinstance(subscript, Affine):
-            for name in sorted(axes_of(subscript)):
+            for name in axes_outer_first(subscript):
                 order.setdefault(name)
     return tuple(order)
 
