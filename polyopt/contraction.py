@@ -16,6 +16,7 @@ from polyopt.api import Op
 from polyopt.classes import dataclass
 from polyopt.dsl import einsum as symbolic
 from polyopt.dsl import functions
+from polyopt.dsl.elaborate import dtype_now
 from polyopt.dsl.expr import Element, Expr
 from polyopt.dsl.state import Handle
 from polyopt.dsl.symbols import as_dtype
@@ -274,9 +275,14 @@ def make_op(subscripts: symbolic.Contraction, whole: Product, common: DType) -> 
         source.state.define(single, (), expr)
         return single
 
+    def as_common(operand: Handle) -> Handle:
+        """The operand as numbers of a dtype that holds few: what they are in a sum's wider one would differ."""
+        is_apart = dtype_now(operand) != common and (common.is_bool or common in (dtypes.f16, dtypes.bf16))
+        return _as_tensor(functions.cast(operand, common), operand) if is_apart else operand
+
     def einsum(*operands: Any) -> Any:
         handles = [operand.tensor if isinstance(operand, Element) else operand for operand in operands]
-        return functions.cast(value(whole, handles), common)
+        return functions.cast(value(whole, [as_common(handle) for handle in handles]), common)
 
     parameter = inspect.Parameter("operand", inspect.Parameter.POSITIONAL_ONLY)
     einsum.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what inspect.signature reads first

@@ -254,3 +254,20 @@ def test_torch_tensors_give_a_torch_tensor() -> None:
     found = po.einsum("ij,jk->ik", a, b)
     assert isinstance(found, torch.Tensor)
     assert torch.equal(found, torch.full((2, 4), 3.0))
+
+
+def test_operands_are_cast_before_they_meet() -> None:
+    """In the wider dtype of a sum 0.5 was 0, and so false; 2**32 had no bits left, and 100000 no overflow."""
+    cases: tuple[Any, ...] = (
+        ("i,i->i", ([0.5, 0.0, np.nan, -0.3], [1.0, 1.0, 1.0, 1.0]), bool),
+        ("i,i->i", ([2**32, 256], [1, 1]), bool),
+        ("i->", ([0.5],), bool),
+        ("i,i->i", ([100000.0], [0.5]), "f2"),
+    )
+    for spec, arrays, dtype in cases:
+        operands = [np.array(values) for values in arrays]
+        with np.errstate(over="ignore"):
+            want = np.einsum(spec, *operands, dtype=dtype, casting="unsafe")
+        got = po.einsum(spec, *operands, dtype=np.dtype(dtype), casting="unsafe")
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
