@@ -61,7 +61,7 @@ EXIT_OK, EXIT_FAILED = 0, 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the result is the exit status."""
-    options = _parser().parse_args(arguments)
+    options = _parsed(arguments)
     try:
         options.run(options)
     except PolyoptError as error:
@@ -72,6 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     return EXIT_OK
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; sizes may stand behind options, too, where argparse does not look for them."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and not (hasattr(options, "sizes") and all("=" in word and word[0] != "-" for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.sizes = [*options.sizes, *rest]
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -259,3 +259,12 @@ def test_an_empty_log_takes_totals(tmp_path: Path, capsys: pytest.CaptureFixture
     log.touch()
     assert cli.main(["fuzz", "--seconds", "0.1", "--seed", "3", "--log", str(log)]) == 0
     assert '"figure": "programs"' in log.read_text("utf-8")
+
+
+def test_sizes_may_stand_behind_options(capsys: pytest.CaptureFixture[str]) -> None:
+    linear = "examples/linear.py:linear_relu"
+    assert cli.main(["show-schedule", linear, "--target", "avx2", "M=8", "N=8", "K=8"]) == 0
+    assert "in x: f32[8, 8]" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["show-schedule", linear, "--target", "avx2", "M=8", "nonsense"])
+    assert "unrecognized arguments: M=8 nonsense" in capsys.readouterr().err

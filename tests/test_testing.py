@@ -351,3 +351,22 @@ def test_loading_the_plugin_does_not_load_the_compiler():
 
 def test_a_checker_works_outside_pytest():
     assert Checker()(linear_relu, M=2, N=2, K=2).shape == (2, 2)
+
+
+class Elsewhere:
+    """An array of another library, known by DLPack alone."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def test_arrays_of_other_libraries_are_checked(polyopt_check):
+    x = np.linspace(0, 1, 5)
+    polyopt_check(root, Elsewhere(x))
+    polyopt_check(root, N=5, inputs={"x": Elsewhere(x)})

@@ -24,7 +24,7 @@ from polyopt.runtime.arguments import is_constant
 from polyopt.runtime.cuda import devices
 from polyopt.runtime.outs import by_position
 from polyopt.testing.guarded import guarded, guarded_copy, survives
-from polyopt.testing.inputs import random_inputs
+from polyopt.testing.inputs import as_array, random_inputs
 
 if TYPE_CHECKING:
     from polyopt.api import Op
@@ -324,7 +324,7 @@ def _prepare(
     if any(not is_constant(names[n], v) and not _is_plain(names[n].kind, v) for n, v in values.items()):
         lowered = op.lower(*bound.args, **bound.kwargs, **others)
         bound.apply_defaults()
-        found = {name: np.asarray(bound.arguments[name]) for name in lowered.program.parameters}
+        found = {name: as_array(bound.arguments[name], name) for name in lowered.program.parameters}
         return _Case(op, bound.arguments, found, sizes_of(lowered.program, found), lowered, note)
     constants = {name: value for name, value in values.items() if is_constant(names[name], value)}
     lowered = op.lower(**others, **constants)

@@ -12,6 +12,7 @@ from polyopt import reference
 from polyopt.dsl.ir import DataIndex, Equation, Expr, Program, Read, children
 from polyopt.dtypes import DType
 from polyopt.errors import BoundsError
+from polyopt.runtime.arrays import accept
 
 Array = NDArray[Any]
 
@@ -69,7 +70,15 @@ def _has_nan(array: Array) -> bool:
 
 
 def _given(program: Program, name: str, value: Any) -> Array:
-    return value if isinstance(value, np.ndarray) else np.asarray(value, program.tensor(name).dtype.numpy)
+    return as_array(value, name, program.tensor(name).dtype.numpy)
+
+
+def as_array(value: Any, name: str, dtype: np.dtype[Any] | None = None) -> Array:
+    """An argument as a NumPy array, as a call takes it. dtype: of a number"""
+    has_protocol = hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
+    if has_protocol and not isinstance(value, np.ndarray | np.generic):
+        return accept(value, name).array
+    return value if isinstance(value, np.ndarray) else np.asarray(value, dtype)
 
 
 def _draw(
