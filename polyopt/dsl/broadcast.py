@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from polyopt.dsl.expr import Element, Expr, Index, as_expr, free_indices, source_text
 from polyopt.dsl.extents import ONE, Extents, known_extents
 from polyopt.dsl.spans import user_span
-from polyopt.dsl.state import Handle, sugar_indices
+from polyopt.dsl.state import Handle, active, sugar_indices
 from polyopt.errors import DefinitionError, ShapeError
 
 
@@ -27,6 +27,16 @@ def elementwise(name: str, build: Callable[..., Expr], operands: Sequence[object
     result = tensors[0].state.new_tensor(name, rank=rank)
     result.state.define(result, indices, build(*elements))
     return result
+
+
+def whole(value: object) -> object:
+    """A tensor of rank 0 for a value that depends on no index; anything else as it is."""
+    state = active()
+    if state is None or not isinstance(value, Expr) or free_indices(value):
+        return value
+    tensor = state.new_tensor("value", rank=0)
+    state.define(tensor, (), value)
+    return tensor
 
 
 def rank_of(tensor: Handle) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine
-from polyopt.dsl.broadcast import rank_of
+from polyopt.dsl.broadcast import rank_of, whole
 from polyopt.dsl.expr import Call, Convert, Element, Expr, Index, Literal
 from polyopt.dsl.extents import ONE, known_extents
 from polyopt.dsl.spans import user_span
@@ -149,7 +149,7 @@ def _refused(why: str, spec: str) -> ArgumentError:
 
 def einsum_in_op(*arguments: object, dtype: object = None, optimize: object = None) -> Handle:
     """The contraction of whole tensors of an op, as one equation. optimize: accepted, as the order is chosen later."""
-    operands, contraction = parse(arguments, _rank)
+    operands, contraction = parse([whole(argument) for argument in arguments], _rank)
     tensors = [operand for operand in operands if isinstance(operand, Handle)]
     return contract(contraction, tensors, None if dtype is None else as_dtype(dtype))
 

@@ -61,6 +61,14 @@ class Expr(Operators):
     def ndim(self) -> int:
         return 0
 
+    def __getattr__(self, name: str) -> Any:
+        """What a tensor has, of the tensor of rank 0 that a value without indices is."""
+        if name.startswith("_"):  # Python and NumPy ask for many, to see what a value is
+            raise AttributeError(name)
+        from polyopt.dsl import tensor  # it makes expressions
+
+        return tensor.attribute_of_value(self, name)
+
     def children(self) -> tuple[Expr, ...]:
         """The direct sub-expressions, subscripts and conditions included."""
         return ()

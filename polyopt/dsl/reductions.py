@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyopt.dsl.affine import is_nonnegative
-from polyopt.dsl.broadcast import broadcast_element, rank_of
+from polyopt.dsl.broadcast import broadcast_element, rank_of, whole
 from polyopt.dsl.expr import AffineSize, Call, Element, Expr, Index, Literal, Placeholder, Reduction, as_expr
 from polyopt.dsl.extents import known_extents
 from polyopt.dsl.shaping import normal_axis
@@ -152,6 +152,8 @@ def _reduce(
     dtype: object,
     combine: Expr | None = None,
 ) -> Any:
+    if not _are_indices(over):
+        e = whole(e)
     if isinstance(e, Handle) and (rank_of(e) > 0 or not _are_indices(over)):
         return _over_axes(kind, e, over if axis is None else axis, keepdims, where, init, dtype, combine)
     body = as_expr(e, f"in po.{kind}")

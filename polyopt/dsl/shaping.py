@@ -9,7 +9,7 @@ import numpy as np
 
 from polyopt.dsl import affine as af
 from polyopt.dsl.affine import Affine
-from polyopt.dsl.broadcast import rank_of
+from polyopt.dsl.broadcast import rank_of, whole
 from polyopt.dsl.expr import (
     AffineSize,
     Call,
@@ -18,12 +18,11 @@ from polyopt.dsl.expr import (
     Index,
     Literal,
     as_expr,
-    free_indices,
 )
 from polyopt.dsl.extents import ONE, Extents, known_extents
 from polyopt.dsl.recognise import NeedsSizes
 from polyopt.dsl.spans import user_span
-from polyopt.dsl.state import Handle, active, sugar_indices
+from polyopt.dsl.state import Handle, sugar_indices
 from polyopt.dsl.subscripts import as_dim, require_extents
 from polyopt.errors import DefinitionError, ShapeError
 
@@ -243,17 +242,7 @@ def _as_tensors(values: object) -> object:
     """The list with a tensor of rank 0 for each value that depends on no index."""
     if not isinstance(values, tuple | list):
         return values
-    states = [value.state for value in values if isinstance(value, Handle)]
-    state = states[0] if states else active()
-    found: list[object] = []
-    for value in values:
-        if isinstance(value, Expr) and state is not None and not free_indices(value):
-            tensor = state.new_tensor("value", rank=0)
-            state.define(tensor, (), value)
-            found.append(tensor)
-        else:
-            found.append(value)
-    return found
+    return [whole(value) for value in values]
 
 
 def _check_alike(pieces: Sequence[Handle], what: str, along: int | None) -> None:

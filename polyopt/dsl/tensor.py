@@ -6,7 +6,18 @@ from typing import Any, NoReturn
 
 from polyopt.dsl import broadcast, shaping, subscripts
 from polyopt.dsl.elaborate import dtype_now
-from polyopt.dsl.expr import Accumulation, AffineSize, Boundary, Call, Element, Expr, Literal, Scalar, as_expr
+from polyopt.dsl.expr import (
+    Accumulation,
+    AffineSize,
+    Boundary,
+    Call,
+    Element,
+    Expr,
+    Literal,
+    Scalar,
+    as_expr,
+    source_text,
+)
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle
 from polyopt.dtypes import DType
@@ -23,6 +34,7 @@ _FUNCTIONS = frozenset({
     "rsqrt", "sigmoid", "sign", "sin", "sinh", "softmax", "sqrt", "sum", "tan", "tanh",
 })  # fmt: skip
 """Methods of NumPy's and PyTorch's arrays that are functions here."""
+_OWN = frozenset({"T", "clamp", "dtype", "pad", "reshape", "transpose", "wrap"})
 _INSTEAD = {
     "astype": "po.cast(x, f32).",
     "to": "po.cast(x, f32).",
@@ -120,6 +132,20 @@ class Tensor(Handle):
 
     def __rmatmul__(self, other: object) -> Any:
         return shaping.matmul(other, self)
+
+
+def attribute_of_value(value: Expr, name: str) -> Any:
+    """An attribute of a value that depends on no index, as of a tensor of rank 0. Raises `UnknownAttribute`."""
+    single = broadcast.whole(value) if name in _OWN else value
+    if isinstance(single, Tensor):
+        return getattr(single, name)
+    raise UnknownAttribute(
+        f"a single value has no attribute '{name}'",
+        where=user_span(),
+        why=f"'{source_text(value)}' is one value per point of the indices.",
+        fix=_INSTEAD.get(name, f"po.{name}(...)" if name in _FUNCTIONS else "define a tensor for it: y[i] = ..."),
+        facts={"attribute": name},
+    )
 
 
 def _accumulates(value: Accumulation, tensor: Tensor, subscripts: tuple[Expr, ...]) -> bool:

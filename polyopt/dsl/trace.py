@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ def trace(
         positional = [
             arguments.pop(p.name) for p in signature.parameters if p.python_kind == p.python_kind.POSITIONAL_ONLY
         ]
-        returned = function(*positional, **arguments)
+        returned = _returned(function, positional, arguments, signature)
         leaves, structure = flatten(returned, signature)
         results = _as_results(state, leaves, signature.span)
     check_used(state)
@@ -71,6 +71,21 @@ def trace(
     program = _elaborate(state, parameters, results, signature)
     verify(program)
     return Traced(program, structure)
+
+
+def _returned(
+    function: Callable[..., Any], positional: Sequence[Any], arguments: Mapping[str, Any], signature: Signature
+) -> Any:
+    """What the user's function returns for symbols."""
+    try:
+        return function(*positional, **arguments)
+    except RecursionError:
+        raise DefinitionError(
+            f"op '{signature.name}' calls functions inside each other without end",
+            where=signature.span,
+            why="Each op that it calls is inlined, and one of them leads back to itself.",
+            fix="let a tensor refer to itself instead: u[t + 1, i] = f(u[t, i]).",
+        ) from None
 
 
 def _elaborate(state: State, parameters: list[Handle], results: list[Handle], signature: Signature) -> Program:
