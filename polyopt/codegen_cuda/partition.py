@@ -35,6 +35,7 @@ from polyopt.loops.ir import (
     index_var,
     integer,
     stores_of,
+    substatements,
     walk,
     walk_expr,
 )
@@ -97,7 +98,7 @@ class _Cutter:
 
     def host(self, statement: Stmt) -> Stmt:
         if not has_grid(statement):
-            self.alone += [store.statement for store in stores_of(statement) if _is_repeated(store, statement)]
+            self.alone += _repeated(statement)
             return statement
         match statement:
             case Block(body):
@@ -235,10 +236,14 @@ def _loads(expr: Expr) -> Iterator[Load]:
     return (node for node in walk_expr(expr) if isinstance(node, Load))
 
 
-def _is_repeated(store: Store, statement: Stmt) -> bool:
-    """Whether a store is in a loop of more than one iteration."""
-    loops = (inner for inner in walk(statement) if isinstance(inner, For) and store in stores_of(inner))
-    return any(as_number(folded("sub", loop.upper, loop.lower)) not in (0, 1) for loop in loops)
+def _repeated(statement: Stmt, *, is_inside: bool = False) -> Iterator[str]:
+    """The statements that are in a loop of more than one iteration. is_inside: whether this one is, already"""
+    if isinstance(statement, Store) and is_inside:
+        yield statement.statement
+    if isinstance(statement, For):
+        is_inside |= as_number(folded("sub", statement.upper, statement.lower)) not in (0, 1)
+    for inner in substatements(statement):
+        yield from _repeated(inner, is_inside=is_inside)
 
 
 def _with_threads(nests: list[tuple[tuple[For, ...], Stmt]]) -> list[tuple[tuple[For, ...], Stmt]]:
