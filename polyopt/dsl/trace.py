@@ -83,7 +83,7 @@ def _returned(
         raise DefinitionError(
             f"op '{signature.name}' calls functions inside each other without end",
             where=signature.span,
-            why="Each op that it calls is inlined, and one of them leads back to itself.",
+            why="What it calls runs as the equations are read, ops too, and one of these leads back to itself.",
             fix="let a tensor refer to itself instead: u[t + 1, i] = f(u[t, i]).",
         ) from None
 
