@@ -90,7 +90,6 @@ def test_every_remainder_gives_the_reference(rows: int, columns: int, depth: int
     np.testing.assert_array_equal(rounded(target)(*given), wanted(x, y).astype(bf16.numpy))
 
 
-@needs_pairs
 def test_pairs_are_taken_where_they_are_faster() -> None:
     x, y = small_integers((32, 64), 1), small_integers((64, 64), 2)
     assert groups(wide(PAIRS), x, y) == groups(rounded(PAIRS), x, y) == {2}
