@@ -39,7 +39,7 @@ from polyopt.loops.placement import Placement
 from polyopt.loops.rename import rename
 from polyopt.loops.scan import NotAffine, affine_expr, as_affine, as_condition, as_expr, operation
 from polyopt.poly.scop import Array, Scop, Statement
-from polyopt.poly.space import isl_errors, node_kind, operation_budget
+from polyopt.poly.space import node_kind, operation_budget
 from polyopt.poly.storage import Storage, StoragePlan
 from polyopt.poly.tree import Loop, Tree, as_schedule, loops
 
@@ -116,43 +116,75 @@ def ast(scop: Scop, tree: Tree) -> Scanned:
     """isl's AST of the tree; loops that become lanes or registers are generated without guards inside.
 
     Of a statement with divisions in its domain or its rows, isl may lose iterations: such a one, and one of which isl
-    does not tell in time, runs in loops over a hull of the domain, under a guard. So do all of them where isl fails,
-    as it does at some divisions ("input involves unknown divs"), or finds no loops in time. Raises `ScheduleError`
-    where iterations are lost, or isl fails, all the same.
+    does not tell in time, runs in loops over a hull of the domain, under a guard. So do all of them where isl fails
+    or finds no loops in time. Raises `ScheduleError` where iterations are lost, or isl fails, all the same.
     """
     odd = {name for loop in loops(tree) for name, row in loop.rows if not _is_plain(row)}
-    divided = {
-        s.name: s.domain for s in scop.statements if s.name in odd or not s.domain.remove_divs().is_equal(s.domain)
+    divided = {  # an equality that only two bounds of a floor make plain is where isl ends at "unknown divs"
+        s.name: s.domain.detect_equalities()
+        for s in scop.statements
+        if s.name in odd or not s.domain.remove_divs().is_equal(s.domain)
     }
-    try:
-        root = _scanned(scop, tree)
-        wrong = runs.misread(root, divided, scop.context)
-    except isl.Error as error:
-        wrong = list(divided)
-        if not wrong:
-            raise ScheduleError(f"the polyhedral library failed to scan the loops of '{scop.name}'") from error
-    else:
-        if not wrong:
-            return Scanned(root, {})
-    _LOG.info("%s: isl's loops may lose iterations of %s, which now run under guards", scop.name, ", ".join(wrong))
-    wide = {name: _undivided(divided[name]) for name in wrong}
-    over = replace(scop, statements=tuple(_over(s, wide.get(s.name, s.domain)) for s in scop.statements))
-    with isl_errors(f"scan the loops of '{scop.name}'"):
-        root = _scanned(over, tree)
-    if lost := runs.misread(root, {**divided, **wide}, scop.context):
-        raise ScheduleError(f"isl's loops lose iterations of '{lost[0]}'", why=str(root))
-    return Scanned(root, {name: _of_axes(divided[name].gist(wide[name])) for name in wrong})
+    guarded = [name for name, domain in divided.items() if _has_floors(domain) and _is_endless(scop, tree, domain)]
+    while True:
+        if guarded:
+            _LOG.info("%s: isl may lose iterations of %s, which run under guards", scop.name, ", ".join(guarded))
+        wide = {name: _undivided(divided[name]) for name in guarded}
+        scanned = {**divided, **wide}
+        over = replace(scop, statements=tuple(_over(s, scanned.get(s.name, s.domain)) for s in scop.statements))
+        try:
+            root = _scanned(over, tree)
+            lost = runs.misread(root, scanned, scop.context)
+        except isl.Error as error:
+            lost = [name for name in divided if name not in wide]
+            if not lost:
+                raise ScheduleError(f"the polyhedral library failed to scan the loops of '{scop.name}'") from error
+        else:
+            if not lost:
+                return Scanned(root, {name: _of_axes(divided[name].gist(wide[name])) for name in guarded})
+        if again := [name for name in lost if name in wide]:
+            raise ScheduleError(f"isl's loops lose iterations of '{again[0]}'", why=str(root))
+        guarded += lost
 
 
 def _scanned(scop: Scop, tree: Tree) -> isl.AstNode:
     """isl's AST of the tree. Raises `isl.Error` where isl fails, or finds none in time."""
-    schedule = as_schedule(tree, scop)
-    flat = {loop.name for loop in loops(tree) if loop.kind in ("vector", "unrolled")}
-    if flat:
-        schedule = schedule.map_schedule_node_bottom_up(lambda node: _separated(node, flat))
-    operations = OPERATIONS * max(len(scop.statements), FEW_STATEMENTS)
+    return _generated(scop, _schedule(scop, tree), OPERATIONS * max(len(scop.statements), FEW_STATEMENTS))
+
+
+def _generated(scop: Scop, schedule: isl.Schedule, operations: int) -> isl.AstNode:
     with _values_not_counts(), operation_budget(operations):
         return isl.AstBuild.from_context(scop.context).node_from_schedule(schedule)
+
+
+def _schedule(scop: Scop, tree: Tree) -> isl.Schedule:
+    """The tree as isl has it, with loops that become lanes or registers asked for without guards inside."""
+    schedule = as_schedule(tree, scop)
+    if flat := {loop.name for loop in loops(tree) if loop.kind in ("vector", "unrolled")}:
+        schedule = schedule.map_schedule_node_bottom_up(lambda node: _separated(node, flat))
+    return schedule
+
+
+def _has_floors(domain: isl.Set) -> bool:
+    """Whether some bound of the domain is a floor that no equation gives: strides are scanned without cases."""
+    return any(
+        not bound.is_equality() and bound.involves_dims(isl.dim_type.div, 0, piece.dim(isl.dim_type.div))
+        for piece in domain.get_basic_sets()
+        for bound in piece.get_constraints()
+    )
+
+
+def _is_endless(scop: Scop, tree: Tree, domain: isl.Set) -> bool:
+    """Whether isl finds no loops in time for the one statement of this domain, if the tree had no other.
+
+    Where the cases of two floors meet those of tiles of the same axes there is no end to them, and the operations that
+    the other statements have not used are its slowest ones.
+    """
+    try:
+        _generated(scop, _schedule(scop, tree).intersect_domain(isl.UnionSet.from_set(domain)), OPERATIONS)
+    except isl.Error:
+        return True
+    return False
 
 
 def _is_plain(row: Affine) -> bool:

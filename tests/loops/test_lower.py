@@ -369,3 +369,33 @@ def test_isl_has_so_many_operations_for_the_loops_and_no_more(monkeypatch: pytes
         _ = product.lower(M=8, N=8, K=8).loops
     monkeypatch.setattr(loops_lower, "OPERATIONS", 20_000)
     assert not product.lower(M=8, N=8, K=8).fallback
+
+
+@po.op(dynamic=True)
+def sums_between_floors(x: f64[N], w: f64[M]):
+    y, z = po.tensor("y", shape=(M,)), po.tensor("z", shape=(M,))
+    within = ((-4 - 3 * i - j) % 9 >= 3) & ((i + 3 * j) % 12 >= 3) & ((i + 3 * j) % 12 <= 5)
+    y[i] += po.when(within, x[j])
+    z[i] = po.when(i % 2 == 0, w[i])
+    z[i] = po.when(i % 2 == 1, -w[i])
+    return y, z
+
+
+def test_a_statement_of_which_isl_finds_no_loops_in_time_is_left_out_by_itself() -> None:
+    """Its operations and those that the others had left were spent before, and all of them ran under guards."""
+
+    def loop(name: str, index: str, body: Tree, tile: int = 1) -> Loop:
+        return Loop(name, (("y_update", axis(index) // tile * tile),), body)
+
+    inner = loop("i", "i", loop("j", "j", Leaf("y_update")))
+    tiled = loop("j_tile", "j", loop("i_tile", "i", inner, 32), 8)
+
+    def single(name: str) -> Loop:
+        return Loop(f"i of {name}", ((name, axis("i")),), Leaf(name))
+
+    x, w = np.arange(40.0), np.arange(37.0)
+    lowering = sums_between_floors.lower(x, w)
+    tree = Sequence((single("y_init"), tiled, single("z"), single("z_1")))
+    assert list(loops_lower.ast(lowering.scop, tree).guards) == ["y_update"]
+    for name, result in running.run(whole(lowering, tree), {"x": x, "w": w}, {"M": 37, "N": 40}).items():
+        np.testing.assert_array_equal(result, dict(zip("yz", sums_between_floors.reference(x, w)))[name])
