@@ -95,9 +95,9 @@ _INTRODUCTION = """\
 Made by `make bench`; do not edit. Each row is one operator from its bare definition
 ([polyopt_peer.py](peers/polyopt_peer.py)), checked against float64 before it is timed. Ratio: the best peer's time over
 polyopt's, the median over interleaved rounds; above 1 polyopt is the faster. Bound: the share of what the machine's
-measured peak or bandwidth allows. Peers run in processes of their own, with a C library that reuses memory; numba and
-gcc write into results made once; adam is a step in place for them, torch and polyopt. A dash: the peer has nothing for
-the row, or is not installed.
+measured peak or bandwidth allows. Peers run in processes of their own, with a C library that reuses memory; inputs
+start at a cache line for all of them; numba and gcc write into results made once, which do so too; adam is a step in
+place for them, torch and polyopt. A dash: the peer has nothing for the row, or is not installed.
 
 ![ratio to the best peer per row](ratios.svg)"""
 

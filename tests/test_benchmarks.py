@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import child, publish, run
+from benchmarks import aligned, child, publish, run
 from benchmarks.cases import QUICK, Case, all_cases, expected, inputs
 from benchmarks.peers import PEERS, numpy_peer, polyopt_peer
 from polyopt.runtime import rates
@@ -44,6 +44,16 @@ def test_definitions_mean_what_the_rows_say(kind: tuple[str, str]) -> None:
     plain = numpy_peer.prepare(case, arrays)
     if plain is not None:
         assert child.worst_error(case, child.as_arrays(plain()), wanted, 1) <= case.tolerance
+
+
+def test_every_peer_has_inputs_that_start_at_a_cache_line(tmp_path: Path) -> None:
+    for extent in (1, 7, 1000):
+        array = np.arange(3 * extent, dtype=np.float32).reshape(3, extent)
+        np.save(tmp_path / "x.npy", array)
+        loaded = child.load(str(tmp_path / "x.npy"))
+        np.testing.assert_array_equal(loaded, array)
+        assert loaded.ctypes.data % 64 == 0
+        assert aligned.empty((extent, 3), np.int8).ctypes.data % 64 == 0
 
 
 def test_rows_have_names_of_their_own_and_the_quick_ones_exist() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import aligned
 from benchmarks.cases import Case
 
 _CC = shutil.which("gcc")
@@ -68,9 +69,9 @@ _IN_PLACE = {"adam": (0, 2, 3)}
 def prepare(case: Case, arrays: list[Any]) -> Callable[[], Any] | None:
     if case.kind not in _TABLE:
         return None
-    results = [np.zeros(shape, np.float32) for shape in _TABLE[case.kind](*arrays)]
+    results = [aligned.copy(np.zeros(shape, np.float32)) for shape in _TABLE[case.kind](*arrays)]
     if case.kind in _IN_PLACE:
-        arrays = [array.copy() for array in arrays]
+        arrays = [aligned.copy(array) for array in arrays]
         results = [arrays[number] for number in _IN_PLACE[case.kind]]
     function = getattr(_library(), case.kind)
     sizes = [ctypes.c_int64(extent) for extent in arrays[0].shape]

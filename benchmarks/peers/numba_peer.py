@@ -10,6 +10,7 @@ import numba
 import numpy as np
 from numba import njit, prange
 
+from benchmarks import aligned
 from benchmarks.cases import BETA1, BETA2, EPSILON, LEARNING_RATE, Case
 
 VERSION = numba.__version__
@@ -189,7 +190,7 @@ def _into(function: Any, *shapes: Callable[[Any], tuple[int, ...]]) -> Callable[
     """Calls that write into results made once."""
 
     def make(*arrays: Any) -> Callable[[], Any]:
-        results = [np.empty(shape(arrays[0]), np.float32) for shape in shapes]
+        results = [aligned.empty(shape(arrays[0])) for shape in shapes]
 
         def call() -> Any:
             function(*arrays, *results)
@@ -201,7 +202,7 @@ def _into(function: Any, *shapes: Callable[[Any], tuple[int, ...]]) -> Callable[
 
 
 def _adam_in_place(*arrays: Any) -> Callable[[], Any]:
-    p, g, m, v = (array.copy() for array in arrays)
+    p, g, m, v = (aligned.copy(array) for array in arrays)
 
     def call() -> Any:
         _adam(p, g, m, v, p, m, v)
@@ -216,7 +217,7 @@ def _same(x: Any) -> tuple[int, ...]:
 
 def _pair(first: Any, second: Any, *, with_input: bool) -> Callable[..., Callable[[], Any]]:
     def make(x: Any) -> Callable[[], Any]:
-        between, out = np.empty_like(x), np.empty_like(x)
+        between, out = aligned.empty(x.shape), aligned.empty(x.shape)
 
         def call() -> Any:
             first(x, between)
@@ -233,8 +234,8 @@ def _pair(first: Any, second: Any, *, with_input: bool) -> Callable[..., Callabl
 
 def _harris(x: Any) -> Callable[[], Any]:
     n = x.shape[0]
-    products = [np.empty((n - 2, n - 2), np.float32) for _ in range(3)]
-    out = np.empty((n - 4, n - 4), np.float32)
+    products = [aligned.empty((n - 2, n - 2)) for _ in range(3)]
+    out = aligned.empty((n - 4, n - 4))
 
     def call() -> Any:
         _gradients(x, *products)

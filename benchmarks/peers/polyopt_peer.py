@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import polyopt as po
+from benchmarks import aligned
 from benchmarks.cases import BETA1, BETA2, BLUR, EPSILON, LEARNING_RATE, Case
 from polyopt import bf16, f32, f64, i8, i64
 
@@ -275,5 +276,5 @@ def _in_place(operator: po.Op, arrays: list[Any]) -> Callable[[], Any]:
 
     The first call's result is right, and that is the one that is checked; the time does not depend on the values.
     """
-    p, g, m, v = (array.copy() for array in arrays)
+    p, g, m, v = (aligned.copy(array) for array in arrays)
     return lambda: operator(p, g, m, v, out=(p, m, v))
