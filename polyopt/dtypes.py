@@ -5,13 +5,13 @@ A dtype doubles as an annotation: `f32[M, K]` is a tensor type, bare `f32` a run
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyopt.classes import dataclass
-from polyopt.errors import DTypeError
+from polyopt.errors import DefinitionError, DTypeError
 
 Array = NDArray[Any]
 Kind = Literal["b", "i", "u", "f"]
@@ -71,6 +71,15 @@ class TensorType:
 
     dtype: DType
     dims: tuple[object, ...]
+
+    def __or__(self, other: object) -> NoReturn:
+        raise DefinitionError(
+            f"an array of an op cannot be one of {self} and {other}",
+            why="Each tensor of an op has one shape and dtype.",
+            fix="give the parameter no annotation, or write two ops.",
+        )
+
+    __ror__ = __or__
 
     def __repr__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.dims)) or '()'}]"

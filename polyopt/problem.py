@@ -135,6 +135,8 @@ def check_choices(choices: Choices) -> Choices:
             fix="a name, such as 'cpu', or a Target",
             facts={"target": choices.target},
         )
+    if not isinstance(choices.tune, bool):
+        raise ArgumentError(f"tune cannot be {choices.tune!r}", fix="True or False", facts={"tune": choices.tune})
     if isinstance(choices.target, str) and choices.target not in targets.NAMES:
         raise ArgumentError(
             f"there is no target '{choices.target}'",

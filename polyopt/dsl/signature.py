@@ -87,11 +87,19 @@ def read_signature(function: Callable[..., object]) -> Signature:
     """The signature of an op's function.
 
     Understands string annotations (`from __future__ import annotations`), methods (`self` and `cls` are constants),
-    keyword-only parameters and defaults. Raises `DefinitionError` for an annotation that cannot be read, and for
-    `*args` and `**kwargs`.
+    keyword-only parameters and defaults. Raises `DefinitionError` for an annotation that cannot be read, for
+    `*args` and `**kwargs`, and for what is no function.
     """
+    if isinstance(function, classmethod | staticmethod):
+        decorator = f"@{type(function).__name__}"
+        raise DefinitionError(f"@po.op stands above {decorator}", fix=f"write {decorator} above @po.op.")
     span = function_span(function.__code__) if hasattr(function, "__code__") else Span("<unknown>", 1)
-    python = inspect.signature(function)
+    try:
+        python = inspect.signature(function)
+    except (TypeError, ValueError):
+        raise DefinitionError(
+            f"an op is made of a function of equations, and {function!r} is none", fix="@po.op above a def."
+        ) from None
     annotations = _annotations(function, python, span)
     parameters = tuple(
         _parameter(p, annotations.get(name, p.empty), position, function, span)
@@ -137,7 +145,8 @@ def _dim(dim: object, name: str, span: Span) -> Expr:
     if isinstance(dim, str) and dim.isidentifier():
         return Size(dim)
     expr = None if isinstance(dim, float | bool | np.floating) else try_expr(dim)
-    if expr is None or not all(isinstance(node, Size | Call | Literal) for node in walk(expr)):
+    is_negative = isinstance(expr, Literal) and expr.value < 0
+    if expr is None or is_negative or not all(isinstance(node, Size | Call | Literal) for node in walk(expr)):
         raise DefinitionError(
             f"'{dim}' in the annotation of '{name}' is not a size",
             where=span,

@@ -156,7 +156,14 @@ def checked_constant(parameter: Parameter, value: object) -> object:
     wanted = parameter.constant_type
     accepted = _ACCEPTED.get(wanted, wanted)
     if wanted is None or (isinstance(value, accepted) and not (wanted is int and isinstance(value, bool))):
-        return wanted(value) if wanted in _ACCEPTED else value
+        try:
+            return wanted(value) if wanted in _ACCEPTED else value
+        except OverflowError:
+            raise ArgumentError(
+                f"parameter '{parameter.name}' is given a number beyond those of a float",
+                fix="pass a number below 2**1024",
+                facts={"parameter": parameter.name},
+            ) from None
     raise ArgumentError(
         f"parameter '{parameter.name}' is a compile-time {wanted.__name__} and is given {_given_text(value)}",
         why="It is known when the op is compiled, and decides which equations it has.",

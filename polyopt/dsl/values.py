@@ -239,6 +239,13 @@ class Builder:
         value = boundary.value.item() if isinstance(boundary.value, np.generic) else boundary.value
         if not isinstance(type_, DType):
             return ir.Pad(ir.Const(value, dtype))
+        if not dtype.is_float and isinstance(value, float) and not value.is_integer():
+            raise DTypeError(
+                f"{value} outside a tensor of {dtype} is no {dtype}",
+                where=span,
+                fix="pad with a whole number, or convert what is read: po.cast(x, f64).pad(...).",
+                facts={"value": value, "dtype": str(dtype)},
+            )
         return ir.Pad(constant(value, dtype, span))
 
     # --- choices ----------------------------------------------------------------------------------------------

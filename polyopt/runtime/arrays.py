@@ -154,7 +154,10 @@ def _view(value: Any, name: str, *, is_written: bool = False) -> Array:
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             failure = error
     if hasattr(value, "__array_interface__") or (hasattr(value, "__array__") and not is_written):
-        return np.asarray(value)
+        try:
+            return np.asarray(value)
+        except (TypeError, ValueError) as error:
+            failure = error
     raise ArgumentError(
         f"the memory of argument '{name}', a {type(value).__name__}, cannot be {'written' if is_written else 'read'}",
         why=str(failure),

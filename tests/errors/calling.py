@@ -380,4 +380,43 @@ MISTAKES = (
         says=("cuda",),
         fixed=ADD + "assert add.on('cpu')(one, one).tolist() == [2] * 4",
     ),
+    Mistake(
+        name="a_float_beyond_all_floats",
+        error=ArgumentError,
+        program="""
+        @po.op
+        def times(x: f64[N], by: float):
+            return by * x
+
+        times(np.ones(2), 10**400)
+        """,
+        says=("'by'", "2**1024"),
+        fixed="""
+        @po.op
+        def times(x: f64[N], by: float):
+            return by * x
+
+        assert times(np.ones(2), 10**300).tolist() == [1e300, 1e300]
+        """,
+    ),
+    Mistake(
+        name="an_array_interface_without_memory",
+        error=ArgumentError,
+        program=ADD
+        + """
+class Lent:
+    __array_interface__ = {"data": None, "shape": (4,), "typestr": "<f4", "version": 3}
+
+add(one, Lent())
+""",
+        says=("'b'", "Lent", "cannot be read"),
+        fixed=ADD + "assert add(one, one).tolist() == [2, 2, 2, 2]",
+    ),
+    Mistake(
+        name="tuning_that_is_no_truth_value",
+        error=ArgumentError,
+        program="po.op(tune='yes')(lambda x: 2 * x)",
+        says=("'yes'", "True or False"),
+        fixed="assert po.op(tune=False)(lambda x: 2 * x)(np.ones(2)).tolist() == [2, 2]",
+    ),
 )

@@ -601,4 +601,99 @@ MISTAKES = (
         assert second(np.ones(3, np.float32)).tolist() == [3, 3, 3]
         """,
     ),
+    Mistake(
+        name="a_pad_that_the_dtype_does_not_hold",
+        error=DTypeError,
+        program="""
+        @po.op
+        def before(x: i32[N]):
+            y = po.tensor("y", shape=(N,))
+            y[i] = x.pad(2.5)[i - 1]  # <-
+            return y
+
+        before(np.arange(3, dtype=np.int32))
+        """,
+        caret="x.pad(2.5)[i - 1]",
+        says=("2.5", "i32", "po.cast(x, f64).pad"),
+        fixed="""
+        @po.op
+        def before(x: i32[N]):
+            y = po.tensor("y", shape=(N,))
+            y[i] = po.cast(x, f64).pad(2.5)[i - 1]
+            return y
+
+        assert before(np.arange(3, dtype=np.int32)).tolist() == [2.5, 0, 1]
+        """,
+    ),
+    Mistake(
+        name="an_annotation_with_fewer_than_no_elements",
+        error=DefinitionError,
+        program="""
+        @po.op  # <-
+        def copy(x: f64[-1]):
+            y = po.tensor("y")
+            y[i] = x[i]
+            return y
+        """,
+        says=("'-1'", "'x'", "size"),
+        fixed="""
+        @po.op
+        def copy(x: f64[N]):
+            y = po.tensor("y")
+            y[i] = x[i]
+            return y
+
+        assert copy(np.ones(2)).tolist() == [1, 1]
+        """,
+    ),
+    Mistake(
+        name="an_array_that_may_be_none",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def scaled(x: f64[N], w: f64[N] | None = None):
+            y = po.tensor("y")
+            y[i] = x[i] * w[i]
+            return y
+        """,
+        says=("f64[N] and None", "no annotation"),
+        fixed="""
+        @po.op
+        def scaled(x: f64[N], w=None):
+            y = po.tensor("y")
+            y[i] = x[i] if w is None else x[i] * w[i]
+            return y
+
+        assert scaled(np.ones(2)).tolist() == [1, 1]
+        assert scaled(np.ones(2), np.full(2, 3.0)).tolist() == [3, 3]
+        """,
+    ),
+    Mistake(
+        name="op_above_classmethod",
+        error=DefinitionError,
+        program="""
+        class Norms:
+            @po.op
+            @classmethod
+            def twice(cls, x: f64[N]):
+                return 2 * x
+        """,
+        says=("@po.op stands above @classmethod", "write @classmethod above @po.op"),
+        fixed="""
+        class Norms:
+            @classmethod
+            @po.op
+            def twice(cls, x: f64[N]):
+                return 2 * x
+
+        assert Norms.twice(np.ones(2)).tolist() == [2, 2]
+        """,
+    ),
+    Mistake(
+        name="an_op_of_a_type",
+        error=DefinitionError,
+        program="po.op(int)",
+        says=("a function of equations", "<class 'int'>"),
+        fixed="assert po.op(lambda x: 2 * x)(np.ones(2)).tolist() == [2, 2]",
+    ),
 )
