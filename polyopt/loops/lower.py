@@ -50,7 +50,7 @@ LOCAL_BYTES = 1 << 15
 STACK_BYTES = 8 * LOCAL_BYTES
 """All of them together: stacks of threads have half a megabyte on some systems."""
 
-OPERATIONS, FEW_STATEMENTS = 100_000, 4
+OPERATIONS, FEW_STATEMENTS = 100_000, 8
 """Of isl's for the loops of a tree, for each statement, and of so many statements at least: our operators take half of
 them in 0.02 s, but where a condition has many cases an operation may take fifty times as long as most."""
 
