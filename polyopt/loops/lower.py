@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
+from math import prod
 from typing import cast
 
 import islpy as isl
@@ -402,11 +403,9 @@ class _Scanner:
 
     def private(self, storage: Storage) -> Buffer:
         array = self.scop.array(storage.array)
-        elements = 1
-        for extent in storage.extent:
-            elements *= extent.constant if extent.is_constant else LOCAL_BYTES
-        size = elements * array.dtype.itemsize
-        small = size <= self.stack_bytes and self.on_stack + size <= STACK_BYTES
+        is_known = all(extent.is_constant for extent in storage.extent)
+        size = prod(extent.constant for extent in storage.extent) * array.dtype.itemsize
+        small = is_known and size <= self.stack_bytes and self.on_stack + size <= STACK_BYTES
         self.on_stack += size if small else 0
         return _buffer(array, storage, "local" if small else "workspace")
 

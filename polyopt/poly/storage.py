@@ -109,7 +109,7 @@ class _Planner:
         own = [d for d in (*self.dependences.ordered, *self.dependences.reductions) if d.array == array.name]
         scope = self.private_scope(users, own, tree)
         box = self.boxed(array, users, scope) if scope else None
-        if box is not None and all(extent.is_constant for extent in box.extent):
+        if box is not None and (_unknown(box.extent) == 0 or _unknown(box.extent) < _unknown(array.shape)):
             return self.folded(array, box, own, tree)
         return self.folded(array, whole(array), own, tree)
 
@@ -243,6 +243,11 @@ class _Planner:
         deltas = dependence.relation.apply_domain(source).apply_range(target).deltas()
         largest = deltas.dim_max_val(0)
         return int(largest.to_python()) if largest.is_int() else None
+
+
+def _unknown(shape: Sequence[Affine]) -> int:
+    """How many extents symbolic sizes decide."""
+    return sum(not extent.is_constant for extent in shape)
 
 
 def subscript_relation(relation: isl.Map, dimension: int) -> isl.Map:
