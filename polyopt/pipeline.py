@@ -151,12 +151,14 @@ class Lowering:
     given_up: why richer plans were given up; then nothing is copied, no statements share a loop, and every component of
               mutually dependent statements has loops of its own, in the order of the dependences
     no_pairs: why bf16 is widened though the plans with pairs of it were made first; they have their loops twice
+    one_version: why symbolic sizes, many and few, have one version without copies; plans with copies were made first
     """
 
     program: ir.Program
     options: Options
     given_up: str = ""
     no_pairs: str = ""
+    one_version: str = ""
 
     @cached_property
     def rewritten(self) -> ir.Program:
@@ -186,6 +188,7 @@ class Lowering:
             may_pair = not (self.options.is_strict or self.no_pairs)
             products = dots.decide(scop, dependences, self.options.target, floats=may_pair)
             panels = pack.decide(scop, dependences, self.options.target, products.panels)
+            panels = pack.PackPlan() if self.one_version and panels.few is not None else panels
             if panels.packings and not picks.choose("pack operands", True, lambda: (True, False)):
                 panels, products = pack.PackPlan(), dots.DotPlan()
             packed = dots.apply(scop, copies.apply(scop, dependences, panels), products)
@@ -271,7 +274,8 @@ class Lowering:
             self._refuse_cycles()
             raise
         made = (*self._copies.windows.attachments, *self._copies.panels.packings, *self._copies.products.products)
-        said = (f"bf16 is not multiplied in pairs: {self.no_pairs}",) if self.no_pairs else ()
+        said = [f"bf16 is not multiplied in pairs: {self.no_pairs}"] if self.no_pairs else []
+        said += [f"operands are not copied for many rows: {self.one_version}"] if self.one_version else []
         plan = replace(plan, copies=(*self._rewritten.notes, *said, *(str(copy) for copy in made)))
         for decision in plan.decisions:
             _STAGE_LOGS["fusion"].info("%s: %s", self.program.name, decision)
@@ -299,7 +303,8 @@ class Lowering:
     @cached_property
     def settled(self) -> Self:
         """The lowering whose plans are used: this one, or where they cannot be made, proved or scanned, or lead to a
-        kernel that LLVM would take minutes for, one without pairs of bf16, then one without copies and shared loops.
+        kernel that LLVM would take minutes for, one without pairs of bf16 or versions for many rows, then one without
+        copies and shared loops.
 
         Raises `ScheduleError` or `LegalityError` where even that one is not proved.
         """
@@ -313,9 +318,13 @@ class Lowering:
 
     def _plainer(self, why: str) -> Self:
         """The lowering to try next."""
-        if "_copies" in vars(self) and self._copies.products.screened:
+        copies = vars(self).get("_copies")
+        if copies is not None and copies.products.screened:
             _LOG.warning("%s: %s; widening bf16 instead of multiplying pairs of it", self.program.name, why)
             return replace(self, no_pairs=why)
+        if not self.one_version and self.program.sizes and (copies is None or copies.panels.few is not None):
+            _LOG.warning("%s: %s; without copies for many rows", self.program.name, why)
+            return replace(self, one_version=why)
         _LOG.warning("%s: %s; falling back to one nest a statement", self.program.name, why)
         return replace(self, given_up=why)
 

@@ -145,7 +145,7 @@ def _dim(dim: object, name: str, span: Span) -> Expr:
     if isinstance(dim, str) and dim.isidentifier():
         return Size(dim)
     expr = None if isinstance(dim, float | bool | np.floating) else try_expr(dim)
-    is_negative = isinstance(expr, Literal) and expr.value < 0
+    is_negative = isinstance(expr, Literal) and isinstance(expr.value, int) and expr.value < 0
     if expr is None or is_negative or not all(isinstance(node, Size | Call | Literal) for node in walk(expr)):
         raise DefinitionError(
             f"'{dim}' in the annotation of '{name}' is not a size",

@@ -338,13 +338,17 @@ def _operand(subscripts: Sequence[Subscript], rows: str | None, lanes: str, *, p
 
 
 def row_pitch(read: Read, roles: Roles, rows: str) -> int:
-    """Bytes between the elements of neighbouring rows of a tile; 0 where they are not known."""
+    """Bytes between the elements of neighbouring rows of a tile; a page where symbolic sizes decide, since for some of
+    them it is one; 0 where data do."""
     array, step = roles.arrays[read.tensor], 0
     for number, subscript in enumerate(read.subscripts):
-        inner = array.shape[number + 1 :]
-        if not isinstance(subscript, Affine) or not all(extent.is_constant for extent in inner):
+        if not isinstance(subscript, Affine):
             return 0
-        step += subscript.coefficient(AxisRef(rows)) * math.prod(extent.constant for extent in inner)
+        inner = array.shape[number + 1 :]
+        if steps := subscript.coefficient(AxisRef(rows)):
+            if not all(extent.is_constant for extent in inner):
+                return PAGE_BYTES
+            step += steps * math.prod(extent.constant for extent in inner)
     return step * array.dtype.itemsize
 
 

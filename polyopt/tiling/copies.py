@@ -22,7 +22,7 @@ from polyopt.poly.distance import DistanceTester
 from polyopt.poly.roles import Roles, roles_of
 from polyopt.poly.scop import Access, Array, Scop, Statement
 from polyopt.poly.space import Space, bounds, coalesced, stretched
-from polyopt.tiling import produced
+from polyopt.tiling import produced, versions
 from polyopt.tiling.pack import Packing, PackPlan, batches_of, cut_dimension, start_column
 
 ROWS_INSIDE = 2
@@ -74,6 +74,8 @@ def apply(scop: Scop, dependences: Dependences, plan: PackPlan) -> Packed:
     rows: dict[str, tuple[tuple[str, Affine], ...]] = {}
     groups: dict[str, Grouped] = {}
     shared: dict[str, tuple[tuple[str, Affine], ...]] = {}
+    if plan.few is not None:
+        scop = versions.split(scop, plan.few)
     for packing in plan.packings:
         if packing.is_computed:
             scop, blocks_of = _computed(scop, dependences, packing)
@@ -298,8 +300,8 @@ class _Copy:
             inside = (constant(group.points),) if group.lanes else ()
         shape = tuple(extents[d] for d in self.order)
         if self.packing.axis:
-            panels = -(-source.shape[self.dimension(self.packing.axis)].constant // self.packing.points)
-            shape = (constant(panels), *shape, constant(self.packing.points))
+            length, points = source.shape[self.dimension(self.packing.axis)], self.packing.points
+            shape = ((length + points - 1) // points, *shape, constant(points))
         return (*shape, *inside)
 
     # --- the statements ---------------------------------------------------------------------------------------

@@ -30,21 +30,15 @@ class Extents:
         return self._known[key]
 
     def _measure(self, statement: str, name: str) -> int:
-        found = self.scop.statement(statement)
-        position = found.axes.index(name)
-        if found.domain.dim(isl.dim_type.param):
-            return ASSUMED
-        low, high = found.domain.dim_min_val(position), found.domain.dim_max_val(position)
-        if not (low.is_int() and high.is_int()):
-            return ASSUMED
-        return max(0, int(high.to_python()) - int(low.to_python()) + 1)
+        known = self.known(statement, name)
+        return ASSUMED if known is None else known
 
     def known(self, statement: str, name: str) -> int | None:
         """The extent of an axis where it is the same for all values of symbolic sizes; None where it is not."""
         found = self.scop.statement(statement)
         position = found.axes.index(name)
         low, high = found.domain.dim_min_val(position), found.domain.dim_max_val(position)
-        return int(high.to_python()) - int(low.to_python()) + 1 if low.is_int() and high.is_int() else None
+        return max(0, int(high.to_python()) - int(low.to_python()) + 1) if low.is_int() and high.is_int() else None
 
     def row(self, statement: str, row: Affine) -> int:
         """Number of values of a loop's row: the sum over its axes for a skewed one."""

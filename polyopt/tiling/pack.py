@@ -15,20 +15,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from math import gcd, prod
 
+import islpy as isl
+
 from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import Affine, axes_of, axis
+from polyopt.dsl.affine import Affine, axes_of, axis, condition_text
 from polyopt.dtypes import DType
 from polyopt.poly.dependence import Dependences
 from polyopt.poly.roles import AxisRoles, Roles
 from polyopt.poly.scop import Scop, Statement
+from polyopt.poly.space import condition_from_set
 from polyopt.target import Target
 from polyopt.tiling import produced
 from polyopt.tiling.contraction import PAGE_BYTES, RegisterTile, choose, is_contiguous, lanes_of, rows_along
 from polyopt.tiling.cost import moves
 from polyopt.tiling.evenness import evenness
-from polyopt.tiling.extents import Extents
+from polyopt.tiling.extents import ASSUMED, Extents
 
 LEAST_REUSE = 32
 """Times that an element must be read for its copy to pay."""
@@ -123,10 +126,14 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class PackPlan:
-    """The packings of a scop, and the register tiles that they were made for, by contraction."""
+    """The packings of a scop, and the register tiles that they were made for, by contraction.
+
+    few: sizes for which copies do not pay; None where they do for all
+    """
 
     packings: tuple[Packing, ...] = ()
     tiles: Mapping[str, RegisterTile] = field(default_factory=dict)
+    few: isl.Set | None = None
 
     def __str__(self) -> str:
         return "\n".join(str(packing) for packing in self.packings)
@@ -136,26 +143,44 @@ class PackPlan:
 
 
 def decide(scop: Scop, dependences: Dependences, target: Target, known: PackPlan | None = None) -> PackPlan:
-    """The operands worth packing. Static sizes only.
+    """The operands worth packing. With symbolic sizes, those that are worth it for the same ones as the first.
 
     known: contractions whose operands are packed already
     """
     known = known or PackPlan()
-    if scop.sizes:
-        return PackPlan()
     roles, extents = Roles.of(scop), Extents(scop)
     packings = list(known.packings)
+    few: isl.Set | None = None
     tiles = dict(known.tiles)
     for statement in scop.statements:
         is_open = statement.name not in dependences.recurrent and statement.name not in tiles
         if roles.by_statement[statement.name].contraction and is_open:
             chooser = Chooser(statement, roles, extents, target)
             tile = chooser.tile()
-            found = tuple(chooser.packings(tile)) if tile is not None else ()
+            found = []
+            for packing in chooser.packings(tile) if tile is not None else ():
+                own = chooser.few(statement.reads[packing.read].read)
+                if own is not None and not _is_one_condition(own, scop.context):
+                    continue
+                few = own if few is None else few
+                if own is None or (few is not None and own.is_subset(few)):
+                    found.append(packing if own is None else _where(scop.context.subtract(own), packing, scop))
             if tile is not None and found:
                 packings.extend(found)
                 tiles[statement.name] = tile
-    return PackPlan(tuple(packings), tiles)
+    return PackPlan(tuple(packings), tiles, few)
+
+
+def _is_one_condition(few: isl.Set, context: isl.Set) -> bool:
+    """Whether a comparison tells the sizes from all others, of which there are some."""
+    many = context.subtract(few).coalesce()
+    return not many.is_empty() and few.n_basic_set() == many.n_basic_set() == 1
+
+
+def _where(sizes: isl.Set, packing: Packing, scop: Scop) -> Packing:
+    """The packing, which says for which sizes it is made."""
+    condition = condition_text(condition_from_set(sizes.gist(scop.context)))
+    return replace(packing, reason=f"{packing.reason}; where {condition}")
 
 
 @dataclass(slots=True)
@@ -324,6 +349,19 @@ class Chooser:
         """Whether reads of a copy repay its writing."""
         return picks.agreed(f"copies of {read.tensor} for {self.update.name}", self.reuse(read) >= LEAST_REUSE)
 
+    def few(self, read: ir.Read) -> isl.Set | None:
+        """Sizes for which so few results read an element that its copy does not pay; None where there are none."""
+        scop, domain = self.extents.scop, self.update.domain
+        free = [name for name in self.roles.by_statement[self.update.name].free if name not in _axes(read)]
+        known = {name: self.extents.known(self.update.name, name) for name in free}
+        several = -(-LEAST_REUSE // prod(extent for extent in known.values() if extent is not None))
+        unknown = [self.update.axes.index(name) for name in free if known[name] is None]
+        if not unknown or several <= 1:
+            return None
+        length = domain.dim_max(unknown[-1]).sub(domain.dim_min(unknown[-1]))  # of the others there may be one point
+        few = length.lt_set(isl.PwAff.zero_on_domain(length.get_domain_space()).add_constant_val(several - 1))
+        return few.params().gist(domain.params()).intersect(scop.context).coalesce()
+
     def depth(self, read: ir.Read) -> int:
         """Elements of the operand that one result sums over."""
         points = 1
@@ -336,7 +374,8 @@ class Chooser:
 
     def row_bytes(self, read: ir.Read) -> int:
         array = self.roles.arrays[read.tensor]
-        return array.shape[-1].constant * array.dtype.itemsize
+        last = array.shape[-1]
+        return (last.constant if last.is_constant else ASSUMED) * array.dtype.itemsize
 
     def usable(self, read: ir.Read, points: int) -> int:
         """Bytes of the first cache that the rows of a panel where it lies can occupy."""

@@ -171,17 +171,6 @@ def test_operands_of_other_shapes_are_left_alone() -> None:
     assert planned(shifted, M=40, N=130, K=20) == PackPlan()
 
 
-def test_symbolic_sizes_are_not_packed() -> None:
-    @po.op(dynamic=True)
-    def product(x: f32[M, K], w: f32[K, N]):
-        y = po.tensor("y")
-        y[i, j] += x[i, k] * w[k, j]
-        return y
-
-    scop = extract.extract(product.lower().program)
-    assert pack.decide(scop, dependence.compute(scop), TINY) == PackPlan()
-
-
 def test_a_batch_of_products_packs_each_one() -> None:
     lowering = batched.lower(M=2, N=70, K=18, target=TINY)
     assert lowering.fallback == "" and "packed" in str(lowering.fusion)

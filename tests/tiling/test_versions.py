@@ -1,0 +1,170 @@
+"""Two versions of a kernel of symbolic sizes, with copies for many rows and without for few: right numbers in both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import islpy as isl
+import numpy as np
+import pytest
+
+import polyopt as po
+from polyopt import f16, f32, f64, i32, pipeline
+from polyopt.errors import BoundsError
+from polyopt.poly import dependence, extract
+from polyopt.tiling import pack
+from tests.poly.operators import K, M, N, i, j, k
+
+L = po.size("L")
+
+
+@po.op(dynamic=True)
+def product(x: f64[M, K], w: f64[K, N]):
+    y = po.tensor("y")
+    y[i, j] += x[i, k] * w[k, j]
+    return y
+
+
+@po.op(dynamic=True)
+def by_rows(x: f32[M, K], w: f32[N, K], bias: f32[N]):
+    y, z = po.tensors("y z")
+    y[i, j] += x[i, k] * w[j, k]
+    z[i, j] = po.relu(y[i, j] + bias[j])
+    return z
+
+
+@po.op(dynamic=True)
+def of_columns(x: i32[K, M], w: i32[K, N]):
+    y = po.tensor("y")
+    y[i, j] += x[k, i] * w[k, j]
+    return y
+
+
+@po.op(dynamic=True)
+def batched(x: f32[L, M, K], w: f32[L, N, K]):
+    y, b = po.tensor("y"), po.index("b", extent=L)
+    y[b, i, j] += x[b, i, k] * w[b, j, k]
+    return y
+
+
+@po.op(dynamic=True)
+def twice(x: f64[M, K], w: f64[K, N], v: f64[N, K]):
+    return po.relu(x @ w) @ v
+
+
+@po.op(dynamic=True)
+def halves(x: f16[M, K], w: f16[N, K]):
+    y = po.tensor("y")
+    y[i, j] += x[i, k] * w[j, k]
+    return y
+
+
+@po.op(dynamic=True)
+def chosen(x: f64[M, K], w: f64[K, N], rows: i32[M]):
+    y = po.tensor("y")
+    y[i, j] += po.where(k <= i, x[rows[i], k], -1.0) * w[k, j]
+    return y
+
+
+SHAPES: dict[str, tuple[po.Op, tuple[str, ...]]] = {
+    "product": (product, ("mk", "kn")),
+    "by_rows": (by_rows, ("mk", "nk", "n")),
+    "of_columns": (of_columns, ("km", "kn")),
+    "batched": (batched, ("2mk", "2nk")),
+    "twice": (twice, ("mk", "kn", "nk")),
+    "halves": (halves, ("mk", "nk")),
+    "chosen": (chosen, ("mk", "kn", "m")),
+}
+
+
+@pytest.mark.parametrize("depth", [0, 1, 19, 40])
+@pytest.mark.parametrize("rows", [0, 1, 31, 32, 33, 70])
+@pytest.mark.parametrize("name", SHAPES)
+def test_both_versions_give_the_reference(name: str, rows: int, depth: int) -> None:
+    op, shapes = SHAPES[name]
+    sizes = {"m": rows, "n": 131 if rows % 2 else 37, "k": depth, "2": 2}
+    numbers = np.random.default_rng(rows + depth)
+    args = []
+    for parameter, letters in zip(op.signature.parameters, shapes, strict=True):
+        low = 0 if parameter.name == "rows" else -2
+        drawn = numbers.integers(low, max(rows, 1) if parameter.name == "rows" else 3, [sizes[s] for s in letters])
+        assert parameter.dtype is not None
+        args.append(drawn.astype(parameter.dtype.numpy))
+    if name == "chosen" and depth == 0:
+        args[2][:] = 0
+    np.testing.assert_array_equal(op(*args), op.reference(*args))
+
+
+def test_symbolic_sizes_are_packed_from_some_rows_on() -> None:
+    scop = extract.extract(product.lower().program)
+    plan = pack.decide(scop, dependence.compute(scop), product.lower().options.target)
+    assert [packing.array for packing in plan.packings] == ["w"]
+    assert plan.few is not None
+    few = plan.few.intersect(scop.context)
+    assert [few.is_disjoint(_at(scop.context, M=rows)) for rows in (0, 31, 32, 500)] == [False, False, True, True]
+    assert "w packed for y_update" in str(product.lower().report())
+    assert product.lower().fallback == ""
+
+
+@pytest.mark.parametrize("rows", [5, 50])
+def test_an_index_out_of_range_is_named_in_both_versions(rows: int) -> None:
+    x, w = np.ones((rows, 7)), np.ones((7, 20))
+    chosen(x, w, np.zeros(rows, np.int32))
+    with pytest.raises(BoundsError, match=f"subscript 0 of 'x' is {rows}, outside"):
+        chosen(x, w, np.full(rows, rows, np.int32))
+
+
+def test_rows_that_no_one_comparison_counts_have_no_copies() -> None:
+    """Of `min(M, L)` rows."""
+
+    @po.op(dynamic=True)
+    def op(x: f64[M, K], w: f64[K, N], z: f64[L]):
+        y = po.tensor("y", shape=(M, N))
+        y[i, j] += po.when(i < L, x[i, k] * w[k, j])
+        return y
+
+    x, w = np.ones((50, 7)), np.ones((7, 20))
+    for some in (3, 40, 60):
+        wanted = np.where(np.arange(50)[:, None] < some, 7.0, 0.0) * np.ones(20)
+        np.testing.assert_array_equal(op(x, w, np.zeros(some)), wanted)
+
+
+def test_few_rows_for_all_sizes_have_one_version_without_copies() -> None:
+    @po.op(dynamic=["K", "N"])
+    def op(x: f32[M, K], w: f32[K, N]):
+        return x @ w
+
+    assert "packed" not in str(op.lower(M=31).report()) and len(op.lower(M=31).scop.statements) == 2
+    assert "packed" in str(op.lower(M=32).report()) and len(op.lower(M=32).scop.statements) == 3
+
+
+def test_kernels_that_are_too_long_twice_have_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wide(x: f32[M, K], w: f32[N, K]):
+        y = po.tensor("y")
+        y[i, j] += x[i, k] * w[j, k]
+        return y
+
+    lines = po.op(dynamic=True)(wide).lower().source("llvm").count("\n")
+    monkeypatch.setattr(pipeline, "MOST_LINES", 3 * lines // 4)
+    lowering = po.op(dynamic=["M", "N"])(wide).lower(K=9)
+    assert lowering.fallback == "" and "w_packed" not in str(lowering.loops)
+    assert "operands are not copied for many rows: the kernel of 'wide' is too long" in str(lowering.report())
+
+
+def test_strict_numerics_are_those_of_the_reference_in_both_versions() -> None:
+    op = po.op(numerics="strict", dynamic=True)(lambda x, w: x @ w)
+    for rows in (5, 77):
+        x, w = (np.random.default_rng(rows).standard_normal(s).astype(np.float32) for s in ((rows, 45), (45, 67)))
+        assert op(x, w).tobytes() == op.reference(x, w, numerics="strict").tobytes()
+
+
+def test_the_same_kernel_serves_both(polyopt_check: Any) -> None:
+    for rows in (7, 64):
+        polyopt_check(by_rows, M=rows, N=50, K=33)
+    _ = product.lower().verify()
+
+
+def _at(context: Any, **sizes: int) -> Any:
+    for name, size in sizes.items():
+        context = context.fix_val(isl.dim_type.param, context.get_var_names(isl.dim_type.param).index(name), size)
+    return context
