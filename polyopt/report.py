@@ -110,7 +110,7 @@ def make(stages: Stages) -> Report:
     arguments = [array for array in scop.arrays if array.role != "local"]
     return Report(
         name=scop.name,
-        flops=sum(_operations(s) * extents.instances(s.name) for s in scop.statements),
+        flops=sum(_operations(s) * extents.instances(s.name) for s in scop.statements if extents.happens(s.name)),
         bytes=sum(_bytes(array, scop.sizes) for array in arguments),
         temporary_bytes=stages.info.shared_bytes,
         private_bytes=stages.info.private_bytes,

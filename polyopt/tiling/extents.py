@@ -40,6 +40,13 @@ class Extents:
         low, high = found.domain.dim_min_val(position), found.domain.dim_max_val(position)
         return max(0, int(high.to_python()) - int(low.to_python()) + 1) if low.is_int() and high.is_int() else None
 
+    def happens(self, statement: str) -> bool:
+        """Whether a statement has an instance where symbolic sizes are what is assumed of them."""
+        domain = self.scop.statement(statement).domain
+        for number in range(domain.dim(isl.dim_type.param)):
+            domain = domain.fix_val(isl.dim_type.param, number, isl.Val(ASSUMED))
+        return not domain.is_empty()
+
     def row(self, statement: str, row: Affine) -> int:
         """Number of values of a loop's row: the sum over its axes for a skewed one."""
         total = 0
