@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import islpy as isl
@@ -11,8 +14,11 @@ import pytest
 import polyopt as po
 from polyopt import f16, f32, f64, i32, pipeline
 from polyopt.errors import BoundsError
+from polyopt.export import c_compiler
 from polyopt.poly import dependence, extract
 from polyopt.tiling import pack
+from tests.codegen_c.kernels import guarded
+from tests.exported.sanitized import exported, run
 from tests.poly.operators import K, M, N, i, j, k
 
 L = po.size("L")
@@ -77,10 +83,8 @@ SHAPES: dict[str, tuple[po.Op, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("depth", [0, 1, 19, 40])
-@pytest.mark.parametrize("rows", [0, 1, 31, 32, 33, 70])
-@pytest.mark.parametrize("name", SHAPES)
-def test_both_versions_give_the_reference(name: str, rows: int, depth: int) -> None:
+def arguments(name: str, rows: int, depth: int) -> list[Any]:
+    """Integers: sums are exact in any order."""
     op, shapes = SHAPES[name]
     sizes = {"m": rows, "n": 131 if rows % 2 else 37, "k": depth, "2": 2}
     numbers = np.random.default_rng(rows + depth)
@@ -90,9 +94,39 @@ def test_both_versions_give_the_reference(name: str, rows: int, depth: int) -> N
         drawn = numbers.integers(low, max(rows, 1) if parameter.name == "rows" else 3, [sizes[s] for s in letters])
         assert parameter.dtype is not None
         args.append(drawn.astype(parameter.dtype.numpy))
-    if name == "chosen" and depth == 0:
-        args[2][:] = 0
+    return args
+
+
+@pytest.mark.parametrize("depth", [0, 1, 19, 40])
+@pytest.mark.parametrize("rows", [0, 1, 31, 32, 33, 70])
+@pytest.mark.parametrize("name", SHAPES)
+def test_both_versions_give_the_reference(name: str, rows: int, depth: int) -> None:
+    op, args = SHAPES[name][0], arguments(name, rows, depth)
     np.testing.assert_array_equal(op(*args), op.reference(*args))
+
+
+def at_guard_pages() -> None:
+    for name, (op, _) in SHAPES.items():
+        for rows in (5, 33):
+            args = [guarded(array) for array in arguments(name, rows, 19)]
+            wanted = op(*args)
+            np.testing.assert_array_equal(op(*args, out=guarded(np.zeros_like(wanted))), wanted)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
+def test_no_version_leaves_an_array() -> None:
+    call = "from tests.tiling.test_versions import at_guard_pages; at_guard_pages()"
+    folder = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", call], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not c_compiler(), reason="there is no C compiler")
+def test_both_versions_as_c_under_sanitizers(tmp_path: Path) -> None:
+    names = [name for name in SHAPES if name != "halves"]  # C11 has no f16
+    cases = [(name, rows) for name in names for rows in (5, 33)]
+    kernels = [exported(f"{name}_{rows}", SHAPES[name][0], arguments(name, rows, 19)) for name, rows in cases]
+    run(kernels, c_compiler() or "", tmp_path)
 
 
 def test_symbolic_sizes_are_packed_from_some_rows_on() -> None:
