@@ -110,7 +110,10 @@ def _by_terms(copy: _Copy, taken: set[str]) -> dict[str, tuple[tuple[str, Affine
     packing, update = copy.packing, copy.update
     assert packing.terms is not None, "terms are copied a block at a time"
     summed, terms = packing.terms
-    (start,) = (s for s in copy.scop.writers(update.array) if s is not update)
+    others = (s for s in copy.scop.writers(update.array) if s is not update)
+    (start,) = (
+        s for s in others if not s.domain.params().is_disjoint(update.domain.params())
+    )  # not of another version
     taken = taken | _axes_of_all(copy.scop)
     columns, over_terms = (unused(f"{name}_tile", taken) for name in (packing.axis, summed))
     outer = ((columns, axis(packing.axis) // packing.block),) if packing.block else ()

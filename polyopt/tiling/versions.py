@@ -32,6 +32,7 @@ def split(scop: Scop, few: isl.Set) -> Scop:
         *(_renamed(s, s.name, {}, many) for s in scop.statements),
         *(_renamed(s, names[s.name], arrays, few) for s in scop.statements),
     )
+    statements = tuple(s for s in statements if not s.domain.is_empty())  # some happen in one version only
     copies = (replace(a, name=arrays[a.name]) for a in local)
     return replace(scop, statements=statements, arrays=(*scop.arrays, *copies))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import f16, f32, f64, i32, pipeline
+from polyopt import f16, f32, f64, i32, i64, pipeline, u8
 from polyopt.errors import BoundsError
 from polyopt.export import c_compiler
 from polyopt.poly import dependence, extract
+from polyopt.target import preset
 from polyopt.tiling import pack
 from tests.codegen_c.kernels import guarded
 from tests.exported.sanitized import exported, run
@@ -127,6 +129,42 @@ def test_both_versions_as_c_under_sanitizers(tmp_path: Path) -> None:
     cases = [(name, rows) for name in names for rows in (5, 33)]
     kernels = [exported(f"{name}_{rows}", SHAPES[name][0], arguments(name, rows, 19)) for name, rows in cases]
     run(kernels, c_compiler() or "", tmp_path)
+
+
+SMALL_CACHES = replace(preset("avx2"), l1_bytes=64, l2_bytes=256, l3_bytes=256)
+
+
+def test_terms_are_copied_a_block_at_a_time_in_one_version() -> None:
+    """The sums of both versions start in the result: which one starts a contraction's was not asked (ValueError)."""
+
+    @po.op(dynamic=True, target=SMALL_CACHES)
+    def op(x: f64[M, N], w: f64[N, K]):
+        y = po.tensor("y", shape=(M, K))
+        y[i, k] += x[i, j] * w[j, k]
+        return y
+
+    assert "terms along j at a time" in str(op.lower().report()) and op.lower().fallback == ""
+    for rows in (3, 40):
+        x, w = np.full((rows, 150), 2.0), np.full((150, 70), 3.0)
+        np.testing.assert_array_equal(op(x, w), 900.0)
+
+
+def test_what_only_many_rows_have_is_in_one_version() -> None:
+    """A sum over rows two apart, of which the version for at most two rows has none (StopIteration)."""
+
+    @po.op(dynamic=["M"])
+    def op(x: u8[K], w: f32[N, K], z: i64[M, M]):
+        r, s, t = po.index("r", extent=M), po.index("s", extent=N), po.index("t", extent=K)
+        u, y = po.tensor("u", shape=(M, N)), po.tensor("y", shape=(N, M), dtype=u8)
+        u[i, j] = po.cast(1, i64) + po.sum(po.cast(1, i64), r, where=r + 1 < i)
+        y[j, i] += po.where(po.cast(1, i64) < z[i, i], po.cast(po.clip(w[j, t], 0, 8), u8), x[t])
+        y[j, i] += po.where(po.cast(1, i64) >= u[i, s], po.cast(1, u8), po.cast(1, u8))
+        return y
+
+    for rows in (1, 2, 3, 40):
+        args = np.ones(1, np.uint8), np.full((11, 1), 3, np.float32), np.full((rows, rows), 2)
+        np.testing.assert_array_equal(op(*args), op.reference(*args))
+        assert op.lower(*args).fallback == ""
 
 
 def test_symbolic_sizes_are_packed_from_some_rows_on() -> None:
