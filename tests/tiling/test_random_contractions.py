@@ -5,7 +5,7 @@ Operands are copied from three results on, so that small sizes meet the version 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -14,12 +14,14 @@ import pytest
 
 import polyopt as po
 from polyopt.dtypes import DType
+from polyopt.target import Target, preset
 from polyopt.tiling import pack
 
 SIZES = dict(zip("ijkl", po.sizes("M N K L"), strict=True))
 AXES = {name: po.index(name, extent=size) for name, size in SIZES.items()}
 EXTENTS = (0, 1, 2, 3, 4, 5, 7, 9, 17, 20, 33)
 MOST_TERMS = 20_000
+SMALL_CACHES = replace(preset("avx2"), l1_bytes=256, l2_bytes=1024, l3_bytes=1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Contraction:
     through: int
     after: int
     numerics: Any
+    target: Target | None
 
     @staticmethod
     def drawn(random: Random) -> Contraction:
@@ -50,7 +53,8 @@ class Contraction:
         dtype, limit = random.choice(((po.f32, 2), (po.f64, 2), (po.i32, 9), (po.f16, 1), (po.i8, 9)))
         numerics = random.choice(("default", "strict", "fast"))
         guard, through, after = random.randrange(8), random.randrange(8), random.randrange(8)
-        return Contraction(result, operands, dtype, limit, guard, through, after, numerics)
+        target = random.choice((None, SMALL_CACHES))
+        return Contraction(result, operands, dtype, limit, guard, through, after, numerics, target)
 
     def op(self) -> po.Op:
         def contraction(x: Any, w: Any) -> Any:
@@ -63,7 +67,7 @@ class Contraction:
             name: self.dtype[tuple(SIZES[a] for a in of)] for name, of in zip("xw", self.operands, strict=True)
         }
         contraction.__annotations__ = annotations
-        return po.op(dynamic=True, numerics=self.numerics)(contraction)
+        return po.op(dynamic=True, numerics=self.numerics, target=self.target)(contraction)
 
     def read(self, tensor: Any, number: int) -> Any:
         place = [AXES[name] for name in self.operands[number]]
