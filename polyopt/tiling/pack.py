@@ -354,7 +354,7 @@ class Chooser:
         scop, domain = self.extents.scop, self.update.domain
         free = [name for name in self.roles.by_statement[self.update.name].free if name not in _axes(read)]
         known = {name: self.extents.known(self.update.name, name) for name in free}
-        several = -(-LEAST_REUSE // prod(extent for extent in known.values() if extent is not None))
+        several = -(-LEAST_REUSE // max(prod(extent for extent in known.values() if extent is not None), 1))
         unknown = [self.update.axes.index(name) for name in free if known[name] is None]
         if not unknown or several <= 1:
             return None
