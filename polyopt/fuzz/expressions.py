@@ -332,7 +332,8 @@ class Writer:
         if dtype in FLOATS:
             inner = clipped(inner, -1, 1)
         kept = _ACCUMULATORS.get(dtype, dtype)
-        return self.cast(_reduced("po.prod", inner, scope[-1][0], where, "", kept, inner.bound), dtype)
+        bound = inner.bound if dtype in FLOATS else greatest(kept)
+        return self.cast(_reduced("po.prod", inner, scope[-1][0], where, "", kept, bound), dtype)
 
     def extreme(self, scope: tuple[Axis, ...], dtype: str, depth: int, where: Node | None) -> Node:
         axis, size = scope[-1]

@@ -53,6 +53,16 @@ def test_no_case_has_more_terms_than_the_reference_can_sum() -> None:
     assert terms(campaign_case(980040664)) <= 10_000_000, "of 66 million the reference took more than a minute"
 
 
+def test_a_product_of_integers_may_be_as_large_as_any() -> None:
+    """Seed 1500000766: 17 factors of 3 were cast to f32 as if they were 3, and sums of them rounded."""
+    nodes = [equation.value for seed in range(300) for d in random_case(seed).definitions for equation in d.equations]
+    found = [node for node in nodes if node.template.startswith("po.prod(") and node.dtype in ("i32", "i64")]
+    while nodes:
+        nodes = [part for node in nodes for part in node.parts]
+        found += [node for node in nodes if node.template.startswith("po.prod(") and node.dtype in ("i32", "i64")]
+    assert found and all(node.bound >= 2**31 - 1 for node in found)
+
+
 def test_cases_hold_every_kind_of_thing() -> None:
     text = "\n".join(random_case(seed).script() for seed in range(300))
     for part in (
