@@ -27,6 +27,7 @@ _ENUMERATED_ELEMENTS = 1 << 20
 _OVERLAP_WORK = 1000
 _CPU_DEVICES = (1, 3, 13)
 """DLPack's numbers of devices whose memory the processor can read: CPU, CUDA host, CUDA managed."""
+_TORCH_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,9 +199,9 @@ def check_torch(tensor: Any, name: str) -> None:
         )
     if tensor.layout is not torch.strided:
         raise ArgumentError(f"the tensor '{name}' is sparse", fix=f"{name}.to_dense()", facts={"argument": name})
-    if tensor.device.type != "cpu" or tensor.is_quantized:
+    if tensor.device.type not in _TORCH_DEVICES or tensor.is_quantized:
         raise ArgumentError(
-            f"the tensor '{name}' has no plain numbers in the host's memory",
+            f"the tensor '{name}' has no plain numbers in the memory of the host or of an NVIDIA GPU",
             why=f"its device is {tensor.device}, its dtype {tensor.dtype}",
             fix=f"{name}.dequantize()" if tensor.is_quantized else f"{name}.cpu(), or a tensor with values",
             facts={"argument": name},

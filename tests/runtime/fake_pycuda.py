@@ -49,7 +49,7 @@ class Device:
 
     def allocate(self, size: int) -> EmulatedMemory:
         self.need_context()
-        if size > self.total_bytes:
+        if size + sum(memory.size for memory in self.memories.values()) > self.total_bytes:
             raise OutOfMemory("cuMemAlloc failed: out of memory")
         memory = self.emulator.allocate(size, f"memory{len(self.memories)}", is_written=True)
         self.memories[memory.address] = memory
@@ -66,24 +66,14 @@ class Device:
         raise LogicError("cuMemcpy failed: invalid argument")
 
 
-class _Held(int):
-    """A pooled allocation: its address, and the memory itself."""
+class _Allocation(int):
+    """Memory of the device: its address, and the memory itself. As pycuda's, it may end where no context is current."""
 
     memory: EmulatedMemory
+    device: Device
 
-
-class _Pool:
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def allocate(self, size: int) -> _Held:
-        memory = self._device.allocate(size)
-        held = _Held(memory.address)
-        held.memory = memory
-        return held
-
-    def free_held(self) -> None:
-        self._device.events.append("pool freed")
+    def __del__(self) -> None:
+        self.device.memories.pop(int(self), None)
 
 
 class _Stream:
@@ -141,7 +131,7 @@ _texts: dict[bytes, CudaImage] = {}
 
 
 def _packages(device: Device) -> dict[str, types.ModuleType]:
-    driver, tools = types.ModuleType("pycuda.driver"), types.ModuleType("pycuda.tools")
+    driver = types.ModuleType("pycuda.driver")
 
     class Context:
         def push(self) -> None:
@@ -176,6 +166,12 @@ def _packages(device: Device) -> dict[str, types.ModuleType]:
         def retain_primary_context(self) -> Context:
             return Context()
 
+    def allocate(size: int) -> _Allocation:
+        memory = device.allocate(size)
+        allocation = _Allocation(memory.address)
+        allocation.memory, allocation.device = memory, device
+        return allocation
+
     def load(code: bytes) -> _Module:
         return _Module(device, bytes(code))
 
@@ -205,15 +201,15 @@ def _packages(device: Device) -> dict[str, types.ModuleType]:
         init=lambda: None,
         device_attribute=Names(),
         function_attribute=Names(),
+        mem_alloc=allocate,
         module_from_buffer=load,
         memcpy_htod_async=htod,
         memcpy_dtoh_async=dtoh,
         memcpy_dtod_async=dtod,
     )
-    vars(tools).update(DeviceMemoryPool=lambda: _Pool(device))
     package = types.ModuleType("pycuda")
-    vars(package).update(driver=driver, tools=tools)
-    return {"pycuda": package, "pycuda.driver": driver, "pycuda.tools": tools}
+    vars(package).update(driver=driver)
+    return {"pycuda": package, "pycuda.driver": driver}
 
 
 _ATTRIBUTES = {
@@ -271,7 +267,7 @@ class Foreign:
         device.stack.pop()
         self._memory.bytes[offset:] = base.reshape(-1).view(np.uint8)
         self.shape, self.dtype, self.offset = base.shape, base.dtype, offset
-        self._device = device
+        self._device, self._stream = device, stream
         self._strides: tuple[int, ...] | None = None
 
     @property
@@ -282,7 +278,7 @@ class Foreign:
             "typestr": self.dtype.str,
             "data": (self._memory.address + self.offset, False),
             "version": 3,
-            "stream": None,
+            "stream": self._stream,
         }
 
     def copy(self) -> Foreign:

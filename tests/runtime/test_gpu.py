@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import polyopt as po
 from polyopt import compilation, f32, i32
 from polyopt.errors import ArgumentError, BackendUnavailable, BoundsError, CompileError
+from polyopt.runtime import arrays
 from polyopt.runtime.cuda import devices
 from polyopt.runtime.cuda.driver import Limits
 from polyopt.runtime.cuda.image import KernelImage
@@ -95,6 +98,13 @@ def test_device_arrays_stay_on_the_device(gpu: Device) -> None:
     assert gpu.events == []
 
 
+def test_arrays_computed_on_another_stream_are_waited_for(gpu: Device) -> None:
+    fresh(scaled)(Foreign(gpu, X, stream=1), 2)
+    assert gpu.events == []
+    fresh(scaled)(Foreign(gpu, X, stream=7), 2)
+    assert gpu.events == ["device waited for"]
+
+
 def test_a_view_on_the_device_is_read_where_it_is(gpu: Device) -> None:
     turned = Foreign(gpu, X.T.copy()).T
     np.testing.assert_allclose(host_copy(gpu, fresh(row_sums)(turned)), X.sum(1), rtol=1e-6)
@@ -159,10 +169,19 @@ def test_a_scalar_on_the_device_is_refused(gpu: Device) -> None:
 def test_too_little_memory_on_the_device_is_a_memory_error(gpu: Device) -> None:
     op = on_gpu(row_sums)
     op(X)
-    gpu.total_bytes = 64
-    with pytest.raises(MemoryError, match="bytes on a make-believe GPU"):
-        op(X)
-    assert gpu.events == ["device waited for", "pool freed"]
+    gpu.total_bytes = 4096
+    with pytest.raises(MemoryError, match="no 80000 bytes on a make-believe GPU"):
+        op(np.ones((2000, 10), np.float32))
+    assert not gpu.memories, "what the first call used was given back to make room"
+
+
+def test_memory_goes_to_the_next_call_whatever_context_is_current_where_it_ends(gpu: Device) -> None:
+    op = on_gpu(row_sums)
+    op(X)
+    assert not gpu.stack, "the arrays of the first call have ended"
+    before = set(gpu.memories)
+    np.testing.assert_allclose(op(X + 1), (X + 1).sum(1), rtol=1e-6)
+    assert set(gpu.memories) == before
 
 
 def test_kernels_come_from_the_disk_cache(gpu: Device, caplog: pytest.LogCaptureFixture) -> None:
@@ -222,3 +241,20 @@ def test_indices_of_more_than_two_thousand_million_elements_are_64_bits_wide() -
     text = row_sums.lower(M=70000, N=70000, target="cuda").source("cuda")
     assert "int64_t" in text or "(long long)" in text
     assert "int64_t" not in row_sums.lower(M=700, N=700, target="cuda").source("cuda")
+
+
+def test_tensors_of_pytorch_are_taken_on_the_host_and_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be no PyTorch here and no GPU, so stand-ins say what a tensor says of itself."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(strided="strided"))
+
+    def tensor(device: str) -> Any:
+        return SimpleNamespace(
+            requires_grad=False, layout="strided", device=SimpleNamespace(type=device), dtype="torch.float32",
+            is_quantized=False, is_complex=lambda: False, is_neg=lambda: False,
+        )  # fmt: skip
+
+    for device in ("cpu", "cuda"):
+        arrays.check_torch(tensor(device), "x")
+    for device in ("meta", "mps"):
+        with pytest.raises(ArgumentError, match="the tensor 'x' has no plain numbers in the memory of the host or of"):
+            arrays.check_torch(tensor(device), "x")

@@ -124,9 +124,12 @@ def _maker(value: Any) -> Callable[[Array], Any]:
 
 
 def _seen(value: Any, name: str) -> DeviceArray:
+    """DLPack before the CUDA array interface, which does not say when the elements are there; CuPy's stream we know."""
     if arrays.is_torch(value):
         return _from_torch(value, name)
-    return _from_interface(value, name) if hasattr(value, "__cuda_array_interface__") else _from_dlpack(value, name)
+    if hasattr(value, "__dlpack__") and not (_is_cupy(value) and hasattr(value, "__cuda_array_interface__")):
+        return _from_dlpack(value, name)
+    return _from_interface(value, name)
 
 
 def empty(home: Home, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
@@ -303,8 +306,16 @@ def _from_interface(value: Any, name: str) -> DeviceArray:
             f"argument '{name}' is a masked array", why="the mask would be ignored", facts={"argument": name}
         )
     ordinal = _ordinal(value)
-    is_cupy = type(value).__module__.split(".")[0] == "cupy"
-    return interface_array(value, CupyHome(ordinal) if is_cupy else _other(ordinal))
+    if _is_cupy(value):
+        return interface_array(value, CupyHome(ordinal))
+    home = _other(ordinal)
+    if value.__cuda_array_interface__.get("stream") not in (None, dlpack.LEGACY_STREAM):
+        home.wait()
+    return interface_array(value, home)
+
+
+def _is_cupy(value: Any) -> bool:
+    return type(value).__module__.split(".")[0] == "cupy"
 
 
 def interface_array(value: Any, home: Home) -> DeviceArray:

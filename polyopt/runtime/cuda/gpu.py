@@ -8,13 +8,13 @@ or, where the caller's library works on another one, on a stream of ours that wa
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pycuda.driver as cuda
-import pycuda.tools
 
 from polyopt.classes import dataclass
 from polyopt.errors import BackendUnavailable, CompileError
@@ -27,12 +27,44 @@ from polyopt.target import STATIC_SHARED_BYTES
 class GpuMemory:
     """Memory from a thread's pool, which it goes back to."""
 
-    __slots__ = ("_held", "address", "size")
+    __slots__ = ("_block", "_pool", "address", "size")
 
-    def __init__(self, held: Any, size: int) -> None:
-        self._held = held
-        self.address = int(held)
+    def __init__(self, pool: Pool, block: Any, size: int) -> None:
+        self._pool, self._block = pool, block
+        self.address = int(block)
         self.size = size
+
+    def __del__(self) -> None:
+        self._pool.put_back(self._block, self.size)
+
+
+class Pool:
+    """Blocks that calls of one thread have given back, for its next calls: the driver's own ways wait for the device.
+
+    pycuda's pool does not do, since it wants a context wherever memory goes back, which is wherever the last reference
+    to an array ends.
+    """
+
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[Any]] = defaultdict(list)
+
+    def take(self, size: int) -> GpuMemory:
+        """Needs a context. Raises `cuda.MemoryError`."""
+        free = self._free[_rounded(size)]
+        return GpuMemory(self, free.pop() if free else cuda.mem_alloc(_rounded(size)), size)
+
+    def put_back(self, block: Any, size: int) -> None:
+        self._free[_rounded(size)].append(block)
+
+    def free(self) -> None:
+        """Give the driver what nobody uses. Needs a context."""
+        self._free.clear()
+
+
+def _rounded(size: int) -> int:
+    """The size of the block that holds so many bytes: at most an eighth more, so that a pool has few sizes."""
+    step = max(512, 1 << max(0, size.bit_length() - 4))
+    return -(-max(1, size) // step) * step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,13 +144,13 @@ class PycudaDriver:
     def allocate(self, size: int, name: str, *, is_written: bool) -> GpuMemory:
         with self.active() as mine:
             if mine.pool is None:
-                mine.pool = pycuda.tools.DeviceMemoryPool()
+                mine.pool = Pool()
             try:
-                return GpuMemory(mine.pool.allocate(max(1, size)), size)
+                return mine.pool.take(size)
             except cuda.MemoryError:
-                mine.pool.free_held()
+                mine.pool.free()
             try:
-                return GpuMemory(mine.pool.allocate(max(1, size)), size)
+                return mine.pool.take(size)
             except cuda.MemoryError:
                 raise MemoryError(f"no {size} bytes on {self.limits.name} for {name}") from None
 
