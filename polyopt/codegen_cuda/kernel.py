@@ -89,7 +89,12 @@ class KernelPrinter(WarpPrinter):
         coordinates = self._coordinates()
         body = list(self._uniform(self._body, 0))
         written = {s.buffer for s in walk(self._body) if isinstance(s, Store)}
-        parameters = [pointer(self._shared, b, is_written=b in written) for b in pointers if b != RECORD]
+        alone = self._group(0) == 1
+        parameters = [
+            pointer(self._shared, b, is_written=b in written, is_alone=alone or b not in written)
+            for b in pointers
+            if b != RECORD
+        ]
         parameters += [f"int64_t *{RECORD}"] if RECORD in pointers else []
         parameters += [f"int64_t {self._shared.names.variables[value]}" for value in values]
         lines = [

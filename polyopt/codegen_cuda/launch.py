@@ -197,6 +197,12 @@ def _loaded(expr: Expr) -> Iterator[str]:
     return (node.buffer for node in walk_expr(expr) if isinstance(node, Load))
 
 
-def pointer(shared: Names, name: str, *, is_written: bool) -> str:
+def pointer(shared: Names, name: str, *, is_written: bool, is_alone: bool) -> str:
+    """The parameter of an array.
+
+    is_alone: whether no thread touches what another one writes. Of a `__restrict__` pointer the compiler takes this
+    thread for the only one that writes there, and moves loads and stores over barriers.
+    """
     kind = stored_type(shared.buffers[name].dtype)
-    return f"{'' if is_written else 'const '}{kind} *__restrict__ {shared.names.arrays[name]}"
+    alone = "__restrict__ " if is_alone else ""
+    return f"{'' if is_written else 'const '}{kind} *{alone}{shared.names.arrays[name]}"

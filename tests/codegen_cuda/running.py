@@ -1,4 +1,6 @@
-"""Runs operators through the CUDA path without a GPU: on the emulator, every access checked, or on the interpreter."""
+"""Runs operators through the CUDA path: on the emulator, every access checked, and on a GPU where there is one; or on the
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from polyopt import Op
+from polyopt import Op, compilation
 from polyopt.compilation import emulator_object
 from polyopt.gpu_pipeline import GpuLowering
 from polyopt.loops.interpret import interpret
 from polyopt.runtime import extent
+from polyopt.runtime.cuda import compilers, devices
 from polyopt.runtime.cuda.image import from_source
 from polyopt.runtime.cuda.program import Failed, OnHost, Place, Program
 from polyopt.runtime.emulator.driver import EmulatedModule, Emulator, Mode, Problem, Traffic
@@ -47,9 +50,22 @@ def changed_text(lowering: GpuLowering, text: str) -> GpuLowering:
 
 
 def emulate(lowering: GpuLowering, arguments: dict[str, Array], sizes: dict[str, int], mode: Mode = "check") -> Outcome:
-    """Runs the kernels. arguments: the inputs, by name; results are new arrays."""
+    """Runs the kernels. arguments: the inputs, by name; results are new arrays.
+
+    Where this machine has a GPU, kernels without a problem run there too, and must give what they gave here.
+    """
     emulator = Emulator(emulator_object, mode)
     program = Program(from_source(lowering.cuda), emulator)
+    results, failed = _run(program, arguments, sizes)
+    assert isinstance(program.module, EmulatedModule)
+    traffic = emulator.traffic(program.module) if mode == "count" else ()
+    if mode == "check" and not emulator.found and compilation.gpu_here() is not None:
+        _assert_alike(_run(_on_gpu(lowering), arguments, sizes), (results, failed))
+    return Outcome(tuple(results.values()), tuple(emulator.found), traffic, failed)
+
+
+def _run(program: Program, arguments: dict[str, Array], sizes: dict[str, int]) -> tuple[dict[str, Array], Failed | None]:
+    """The results, by name, and the check that failed."""
     places: dict[str, Place] = {}
     results: dict[str, Array] = {}
     for array in program.image.arrays:
@@ -59,10 +75,29 @@ def emulate(lowering: GpuLowering, arguments: dict[str, Array], sizes: dict[str,
             shape = tuple(extent.evaluate(length, sizes) for length in array.shape)
             results[array.name] = np.zeros(shape, array.dtype.numpy)
             places[array.name] = OnHost(results[array.name])
-    failed = program.run(places, sizes)
-    assert isinstance(program.module, EmulatedModule)
-    traffic = emulator.traffic(program.module) if mode == "count" else ()
-    return Outcome(tuple(results.values()), tuple(emulator.found), traffic, failed)
+    return results, program.run(places, sizes)
+
+
+def _on_gpu(lowering: GpuLowering) -> Program:
+    """The kernels on this machine's GPU."""
+    driver, source = devices.driver(), lowering.cuda
+    arch = driver.limits.arch
+    cubin = compilers.compile_text(source.text, arch, contract=source.contract).code
+    return Program(from_source(source, arch=arch, cubin=cubin), driver)
+
+
+def _assert_alike(got: tuple[dict[str, Array], Failed | None], want: tuple[dict[str, Array], Failed | None]) -> None:
+    """Integers exactly, floats to the rounding of their dtype: functions and sums inside `mma` differ in last bits."""
+    assert got[1] == want[1], f"a run-time check gave {got[1]} on the GPU and {want[1]} on the emulator"
+    for name, array in got[0].items() if want[1] is None else ():
+        other = want[0][name]
+        if array.dtype.kind in "iub":
+            np.testing.assert_array_equal(array, other, err_msg=f"{name} on the GPU")
+            continue
+        wide, expected = array.astype(np.float64), other.astype(np.float64)
+        scale = float(np.abs(expected[np.isfinite(expected)]).max(initial=1.0))
+        share = {2: 4e-2, 4: 1e-4, 8: 1e-9}[array.dtype.itemsize]
+        np.testing.assert_allclose(wide, expected, rtol=share, atol=share * scale, err_msg=f"{name} on the GPU")
 
 
 def interpreted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from polyopt.loops.ir import Block, For, If, integer
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Tree
 from polyopt.runtime import arguments
-from polyopt.runtime.cuda import devices
+from polyopt.runtime.cuda import compilers, devices, sass
 from polyopt.target import gpu_preset
 from tests.codegen_c import kernels
 from tests.codegen_cuda.running import emulate, lowered
@@ -125,6 +126,26 @@ def test_threads_share_a_sum_that_the_next_step_reads(rows: int) -> None:
     x = np.random.default_rng(0).integers(-3, 4, (rows, 256)).astype(np.float32)
     lowering = check(op, (x,), np.cumsum(x.min(1)))
     assert not lowering.fallback and "__launch_bounds__(1)" not in lowering.cuda.text
+
+
+def test_the_compiler_moves_no_load_over_a_barrier() -> None:
+    """Found on a GPU, where the op above was wrong: through a `__restrict__` pointer the next step's element was loaded
+    before the barrier that waits for it, and memory of the emulator shows none of that."""
+
+    @po.op
+    def op(x: f32[T, N]):
+        t, j = po.index("t", extent=T), po.index("j", extent=N)
+        r, a = po.tensor("r", shape=(T, N)), po.tensor("a", shape=(T,))
+        r[t, j] = x[t, j] + po.where(t > 0, a[t - 1], 0)
+        a[t] = po.min(r[t, j], j)
+        return a
+
+    text = op.lower(T=30, N=256, target="sm_90").source("cuda")
+    codes = sass.text(compilers.compile_text(text, "sm_90").code).partition(".text.op_1")[2]
+    order = [code for code in re.findall(r"\b(?:BAR\.SYNC|STG|LDG\.E )", codes)]  # LDG.E.CONSTANT reads x
+    first = order.index("STG")
+    assert order[first : first + 3] == ["STG", "BAR.SYNC", "LDG.E "], "its own element, a barrier, the step before's"
+
 
 
 def test_a_piece_that_comes_again_is_no_copy_too_late() -> None:

@@ -20,7 +20,7 @@ static PO_DEVICE double sum_of_64_f64(double value, double *parts, int thread)
     return sum_of_warp_f64(thread % 32 < 2 ? parts[thread % 32] : -0.0);
 }
 
-PO_KERNEL void __launch_bounds__(64) cholesky_0(const double *__restrict__ A, double *__restrict__ L)
+PO_KERNEL void __launch_bounds__(64) cholesky_0(const double *__restrict__ A, double *L)
 {
     PO_SHARED double L_sum_2_sum_1_parts[2];
     for (int j = 0; j < 48; ++j) {
@@ -52,7 +52,7 @@ PO_KERNEL void __launch_bounds__(64) cholesky_0(const double *__restrict__ A, do
 }
 PO_ENTRY(cholesky_0)
 
-PO_KERNEL void __launch_bounds__(64) cholesky_1(double *__restrict__ L)
+PO_KERNEL void __launch_bounds__(64) cholesky_1(double *L)
 {
     const int i = (int)blockIdx.x;
     const int j_block = i + 1;  // j block

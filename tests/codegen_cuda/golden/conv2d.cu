@@ -2,7 +2,7 @@
 
 #include "po_device.h"
 
-PO_KERNEL void __launch_bounds__(64) conv2d_0(const float *__restrict__ x, const float *__restrict__ f, const float *__restrict__ b, float *__restrict__ out)
+PO_KERNEL void __launch_bounds__(64) conv2d_0(const float *__restrict__ x, const float *__restrict__ f, const float *__restrict__ b, float *out)
 {
     const int n = (int)blockIdx.z;
     const int o = (int)blockIdx.y;

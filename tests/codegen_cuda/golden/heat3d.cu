@@ -9,7 +9,7 @@ static PO_DEVICE int64_t po_floordiv_i64(int64_t a, int64_t b)
     return (int64_t)(a / b - (a % b != 0 && (a % b < 0) != (b < 0)));
 }
 
-PO_KERNEL void __launch_bounds__(64) heat3d_0(const float *__restrict__ start, float *__restrict__ u)
+PO_KERNEL void __launch_bounds__(64) heat3d_0(const float *__restrict__ start, float *u)
 {
     const int i = (int)blockIdx.y;
     const int j_block = (int)blockIdx.x * 8;  // j block
@@ -20,7 +20,7 @@ PO_KERNEL void __launch_bounds__(64) heat3d_0(const float *__restrict__ start, f
 }
 PO_ENTRY(heat3d_0)
 
-PO_KERNEL void __launch_bounds__(256) heat3d_1(float *__restrict__ u, int64_t t)
+PO_KERNEL void __launch_bounds__(256) heat3d_1(float *u, int64_t t)
 {
     const int64_t i = (int64_t)blockIdx.y;
     const int64_t j_block_2 = (int64_t)blockIdx.x * 8;  // j block
@@ -31,7 +31,7 @@ PO_KERNEL void __launch_bounds__(256) heat3d_1(float *__restrict__ u, int64_t t)
 }
 PO_ENTRY(heat3d_1)
 
-PO_KERNEL void __launch_bounds__(64) heat3d_2(float *__restrict__ u_slice, const float *__restrict__ u)
+PO_KERNEL void __launch_bounds__(64) heat3d_2(float *u_slice, const float *__restrict__ u)
 {
     const int i = (int)blockIdx.y;
     const int j_block_3 = (int)blockIdx.x * 8;  // j block

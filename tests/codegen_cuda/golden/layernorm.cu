@@ -20,7 +20,7 @@ static PO_DEVICE float sum_of_1024_f32(float value, float *parts, int thread)
     return sum_of_warp_f32(parts[thread % 32]);
 }
 
-PO_KERNEL void __launch_bounds__(1024) layernorm_0(const float *__restrict__ x, const float *__restrict__ gain, const float *__restrict__ bias, float *__restrict__ y)
+PO_KERNEL void __launch_bounds__(1024) layernorm_0(const float *__restrict__ x, const float *__restrict__ gain, const float *__restrict__ bias, float *y)
 {
     PO_SHARED float mean_sum_sum_1_parts[32];
     PO_SHARED float variance_sum_sum_2_parts[32];

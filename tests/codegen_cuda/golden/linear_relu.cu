@@ -2,7 +2,7 @@
 
 #include "po_device.h"
 
-PO_KERNEL void __launch_bounds__(256) linear_relu_0(const float *__restrict__ x, const float *__restrict__ w, const float *__restrict__ b, float *__restrict__ out)
+PO_KERNEL void __launch_bounds__(256) linear_relu_0(const float *__restrict__ x, const float *__restrict__ w, const float *__restrict__ b, float *out)
 {
     PO_SHARED float w_tile[2048];
     PO_SHARED float x_tile[2048];

@@ -38,7 +38,7 @@ static PO_DEVICE float sum_of_1024_f32(float value, float *parts, int thread)
     return sum_of_warp_f32(parts[thread % 32]);
 }
 
-PO_KERNEL void __launch_bounds__(1024) softmax_0(const float *__restrict__ x, float *__restrict__ y)
+PO_KERNEL void __launch_bounds__(1024) softmax_0(const float *__restrict__ x, float *y)
 {
     PO_SHARED float top_sum_1_parts[32];
     PO_SHARED float total_sum_2_parts[32];
