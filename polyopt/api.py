@@ -21,8 +21,8 @@ from polyopt.dsl.spans import ends_at_the_user, hide_internals
 from polyopt.dsl.text import program_text
 from polyopt.dsl.trace import Traced
 from polyopt.equations import Equations
-from polyopt.errors import ArgumentError, PolyoptError
-from polyopt.problem import Choices, Numerics, Problem, check_choices
+from polyopt.errors import PolyoptError
+from polyopt.problem import Choices, Numerics, Problem, check_choices, dynamic_names
 from polyopt.quick import QuickWays, written
 from polyopt.runtime import arguments, arrays, pool
 from polyopt.runtime import outs as result_arrays
@@ -109,10 +109,10 @@ class Op(Unchanging):
         named = kwargs if out is None else {name: value for name, value in kwargs.items() if name != "out"}
         seen = self._glance.look(args, named)
         variant = self._hot.get(seen[0]) if seen is not None else None
-        if seen is None or variant is None:
+        if seen is None or variant is None or compilation.has_other_device():
             return self._call_carefully(args, kwargs)
         if out is not None:
-            if not variant.call.into(seen[1], out):
+            if variant.structure.make is not None or not variant.call.into(seen[1], out):
                 return self._call_carefully(args, kwargs)
             if not named:
                 self._ways.learn_into(seen[0], variant.call, args, out)
@@ -132,7 +132,7 @@ class Op(Unchanging):
         out = named.pop("out", None) if "out" not in self._names else None
         given = self._bind(args, named)
         if out is not None:
-            return self._call_into(given, out, args if not named else ())
+            return self._call_into(given, out, args, named)
         variant = self._variant(given, {})
         if given.is_as_given:
             self._remember(args, named, variant)
@@ -144,7 +144,7 @@ class Op(Unchanging):
             self._ways.learn_torch(given.key(), variant.call, variant.structure, args)
         return variant.structure.rebuild(list(map(given.wrap, results)))
 
-    def _call_into(self, given: Arguments, out: Any, args: tuple[Any, ...]) -> Any:
+    def _call_into(self, given: Arguments, out: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         traced = self._equations.traced(given)
         values = result_arrays.by_position(out, traced.structure.rebuild(range(traced.structure.count)), "out")
         targets = {name: result_arrays.writable(values[n], name) for n, name in enumerate(traced.program.results)}
@@ -152,7 +152,9 @@ class Op(Unchanging):
         strided = {name: array for name, array in targets.items() if arrays.layout(array) is not None}
         variant = self._variant(given, strided)
         run_into(variant.call, lambda: self._variant(given, {}).call, given.arrays, tuple(targets.values()))
-        seen = self._glance.look(args, {}) if args and given.is_as_given else None
+        if given.is_as_given and not strided:
+            self._remember(args, named, variant)
+        seen = self._glance.look(args, {}) if args and not named and given.is_as_given else None
         if seen is not None:
             self._ways.learn_into(seen[0], variant.call, args, out)
         return out
@@ -446,7 +448,7 @@ def op(
     numerics: "default" reorders declared reductions; "strict" computes in index order, bitwise as the reference; "fast"
     tune:     try several plans and keep the quickest
     """
-    choices = Choices(_dynamic_names(dynamic), target, numerics, tune)
+    choices = Choices(dynamic_names(dynamic), target, numerics, tune)
     if function is None:
         return ends_at_the_user(lambda decorated: Op(decorated, choices))
     return Op(function, choices)
@@ -460,23 +462,6 @@ def einsum(*operands: Any, **options: Any) -> Any:
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------
-
-
-def _dynamic_names(dynamic: bool | str | Sequence[str]) -> tuple[str, ...] | bool:
-    """The sizes to keep symbolic. Raises `ArgumentError` for what is neither a name, nor names, nor a truth value."""
-    if isinstance(dynamic, bool):
-        return dynamic
-    if isinstance(dynamic, str):
-        return tuple(dynamic.split())
-    try:
-        return tuple(map(str, dynamic))
-    except TypeError:
-        raise ArgumentError(
-            f"dynamic cannot be {dynamic!r}",
-            why="it names the sizes that one kernel serves at every value",
-            fix="dynamic=['M'], or dynamic=True for all",
-            facts={"dynamic": dynamic},
-        ) from None
 
 
 def _results(call: Runs, inputs: Mapping[str, Array]) -> list[Array]:

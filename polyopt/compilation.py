@@ -33,13 +33,13 @@ from polyopt.progress import Progress
 from polyopt.runtime import arrays, fastcall, jit
 from polyopt.runtime.arrays import Array
 from polyopt.runtime.cuda import devices
-from polyopt.runtime.cuda.driver import Driver
+from polyopt.runtime.cuda.driver import Driver, Limits
 from polyopt.runtime.fastcall import Entries
 from polyopt.runtime.fastcall_ir import fast_call_ir
 from polyopt.runtime.kernel import Kernel, KernelInfo
 from polyopt.runtime.objects import LoadedCode
 from polyopt.runtime.pool import POOLS, is_supported, pool_text
-from polyopt.target import GpuTarget, Rates, Target, preset, rates_from_json
+from polyopt.target import Rates, Target, preset, rates_from_json
 
 if TYPE_CHECKING:
     from polyopt.pipeline import Lowering
@@ -224,7 +224,7 @@ def choose_target(choice: str | Target | None, *, on_device: bool = False) -> Ta
     Code can be made for each of them; `check_runs_here` says whether it runs. Raises `ArgumentError` for an unknown
     name.
     """
-    wanted = choice or settings.current().target or (targets.CUDA if on_device else targets.CPU)
+    wanted = choice or settings.target() or (targets.CUDA if on_device else targets.CPU)
     if isinstance(wanted, Target):
         return wanted
     if wanted == targets.CUDA:
@@ -298,17 +298,12 @@ def gpu_here() -> Target | None:
     """The GPU of this machine, as the code generator sees it; None where there is none."""
     if devices.other() is not None or devices.missing() is not None:
         return None
-    limits = devices.driver().limits
-    gpu = GpuTarget(
-        limits.arch,
-        limits.sms,
-        limits.sm_threads,
-        limits.shared_bytes,
-        limits.l2_bytes,
-        limits.threads,
-        limits.registers,
-    )
-    return dataclasses.replace(targets.resolve(targets.CUDA), name=limits.arch, gpu=gpu)
+    return _gpu_target(devices.driver().limits)
+
+
+@functools.cache
+def _gpu_target(limits: Limits) -> Target:
+    return dataclasses.replace(targets.resolve(targets.CUDA), name=limits.arch, gpu=limits.as_target())
 
 
 def has_other_device() -> bool:

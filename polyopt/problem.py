@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import chain
 from typing import Any, Literal, TypeAlias
@@ -144,3 +144,20 @@ def check_choices(choices: Choices) -> Choices:
             facts={"target": choices.target},
         )
     return choices
+
+
+def dynamic_names(dynamic: bool | str | Sequence[str]) -> tuple[str, ...] | bool:
+    """The sizes to keep symbolic. Raises `ArgumentError` for what is neither a name, nor names, nor a truth value."""
+    if isinstance(dynamic, bool):
+        return dynamic
+    if isinstance(dynamic, str):
+        return tuple(dynamic.split())
+    try:
+        return tuple(map(str, dynamic))
+    except TypeError:
+        raise ArgumentError(
+            f"dynamic cannot be {dynamic!r}",
+            why="it names the sizes that one kernel serves at every value",
+            fix="dynamic=['M'], or dynamic=True for all",
+            facts={"dynamic": dynamic},
+        ) from None

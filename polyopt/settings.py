@@ -65,6 +65,12 @@ def current() -> Settings:
     return replace(settings, **changes) if changes else settings  # type: ignore[arg-type]
 
 
+def target() -> str | None:
+    """`current().target`, without a look at the other settings."""
+    found = _overrides.get().get("target", os.environ.get("POLYOPT_TARGET"))
+    return found or None  # type: ignore[return-value]  # an override is as `Settings` has it
+
+
 def call_key() -> Hashable:
     """What decides between kernels of one op, quick to get: the overrides, and the environment's target."""
     return tuple(sorted(_overrides.get().items())), os.environ.get("POLYOPT_TARGET")

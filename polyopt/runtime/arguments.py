@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,7 +28,7 @@ class Arguments:
     arrays:    tensors and run-time scalars by name, in the order of the signature, elements aligned
     free:      of what is given to parameters without annotation: dtype, rank, which extents are 1, and whether it is
                a Python number, which is weak: an integer with the range, of some number of bits, that holds it
-    wrap:      makes results of the caller's kind; None for NumPy arrays
+    wrap:      makes results of the caller's kind, that of an array on a GPU if there is one; None for NumPy arrays
     is_as_given: whether every array is the caller's own memory, read as it is: a call like this one can be made without
                a close look
     """
@@ -72,7 +72,7 @@ def bind(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     constants: dict[str, object] = {}
     found: dict[str, Array] = {}
     free: dict[str, Free] = {}
-    wrap: Wrap | None = None
+    givens: list[arrays.Given] = []
     is_as_given = True
     for parameter in signature.parameters:
         value = values[parameter.name]
@@ -82,14 +82,22 @@ def bind(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         given = _given(parameter, value)
         found[parameter.name] = given.array
         is_as_given = is_as_given and _is_as_given(parameter, value, given.array)
-        wrap = wrap or given.wrap
+        givens.append(given)
         if parameter.kind == "unannotated":
             free[parameter.name] = _free(parameter.name, given.array, value)
-    return Arguments(constants, found, free, wrap, is_as_given)
+    return Arguments(constants, found, free, _wrap(givens), is_as_given)
+
+
+def _wrap(givens: Sequence[arrays.Given]) -> Wrap | None:
+    """That of the first array on a GPU, where the results are then, else of the first that is not NumPy's."""
+    on_device_first = sorted(givens, key=lambda given: arrays.place(given.array) is None)
+    return next((given.wrap for given in on_device_first if given.wrap is not None), None)
 
 
 def _is_as_given(parameter: Parameter, value: object, array: Array) -> bool:
     """Whether the array is the value's memory, neither converted nor copied; numbers are converted in every call."""
+    if arrays.place(array) is not None:
+        return getattr(array, "owner", None) is value
     if type(value) in (bool, int, float):
         return True
     if isinstance(value, np.ndarray):

@@ -233,15 +233,29 @@ def _accept_torch(tensor: Any, name: str) -> Given:
         ) from None
 
 
+def tensor_key(value: Any) -> Hashable | None:
+    """What a kernel depends on in a torch tensor on a GPU, but for its address; None where a closer look is needed.
+
+    A quantized or complex tensor has a dtype that no call ever had.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) is not torch.Tensor or not value.is_cuda:
+        return None
+    if value.requires_grad or value.layout is not torch.strided or value.is_neg():
+        return None
+    return value.dtype, value.shape, value.stride(), value.device
+
+
 def torch_views(values: tuple[Any, ...]) -> list[Any] | None:
-    """The values with plain torch tensors seen as NumPy arrays; None where torch refuses one, or there is none."""
+    """The values with plain torch tensors on the host seen as NumPy arrays; None where torch refuses one, or none is
+    a tensor."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
     kind = torch.Tensor
     try:
-        views = [value.numpy() if type(value) is kind else value for value in values]
-    except (RuntimeError, TypeError):  # requires grad, sparse, a lazy view, on a device, bfloat16
+        views = [value.numpy() if type(value) is kind and not value.is_cuda else value for value in values]
+    except (RuntimeError, TypeError):  # requires grad, sparse, a lazy view, on another device, bfloat16
         return None
     return views if any(type(value) is kind for value in values) else None
 

@@ -157,15 +157,18 @@ def parameter(name: str, info: KernelInfo, sizes: Mapping[str, int], arguments: 
 
 
 class Runs(Protocol):
-    """A kernel tied to one kind of call, on a processor or on a GPU."""
+    """A kernel tied to one kind of call, on a processor or on a GPU.
+
+    `run` takes arrays as `runtime.arguments` binds them, `__call__` and `into` what `runtime.glance` has seen.
+    """
 
     info: KernelInfo
     results: tuple[tuple[ArrayInfo, tuple[int, ...]], ...]
 
     def new_results(self) -> list[Array]: ...
     def run(self, inputs: Sequence[Array], results: Sequence[Array]) -> None: ...
-    def __call__(self, inputs: Sequence[Array]) -> list[Array] | None: ...
-    def into(self, inputs: Sequence[Array], out: Array) -> bool: ...
+    def __call__(self, inputs: Sequence[Any]) -> list[Any] | None: ...
+    def into(self, inputs: Sequence[Any], out: Any) -> bool: ...
 
 
 def run_into(direct: Runs, contiguous: Callable[[], Runs], inputs: Mapping[str, Array], outs: Sequence[Array]) -> None:

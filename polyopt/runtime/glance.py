@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from polyopt.dsl.signature import Signature
-from polyopt.runtime.arrays import Array
+from polyopt.runtime.arrays import tensor_key
 
-Seen = tuple[Hashable, list[Array]]
+Seen = tuple[Hashable, list[Any]]
 
 
 class Glance:
     """Looks at calls of one signature.
 
-    Only plain NumPy arrays and Python's numbers and strings are looked at; whatever else is there, the call takes the
-    careful way.
+    Only plain NumPy arrays, tensors of torch on a GPU, and Python's numbers and strings are looked at; whatever else is
+    there, the call takes the careful way.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -29,17 +29,17 @@ class Glance:
         self._takes_keywords = all(kind is not kind.POSITIONAL_ONLY for kind in kinds)
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Seen | None:
-        """A key, and the arrays and run-time scalars in order; None where a closer look is needed.
+        """A key, and the arrays, tensors and run-time scalars in order; None where a closer look is needed.
 
-        Calls with equal keys run the same kernel. The key holds dtype, shape and strides of arrays, the type of
-        run-time scalars, the value of compile-time parameters.
+        Calls with equal keys run the same kernel. The key holds dtype, shape and strides of arrays, the device of
+        tensors, the type of run-time scalars, the value of compile-time parameters.
         """
         is_plain = len(args) == len(self._parameters) and not kwargs and self._takes_positions
         values = args if is_plain else self._values(args, kwargs)
         if values is None:
             return None
         key: list[Any] = []
-        inputs: list[Array] = []
+        inputs: list[Any] = []
         for value, (kind, dtype) in zip(values, self._parameters):
             if type(value) is np.ndarray and kind != "constant":
                 if kind == "scalar" and (dtype is None or value.dtype != dtype.numpy):
@@ -55,6 +55,9 @@ class Glance:
                 key.append(type(value))
             elif kind == "constant" and type(value) in _CONSTANTS:
                 key.append((type(value), value.hex() if type(value) is float else value))
+            elif kind in _TENSORS and (found := tensor_key(value)) is not None:
+                key.append(found)
+                inputs.append(value)
             else:
                 return None
         return tuple(key), inputs
@@ -74,4 +77,5 @@ class Glance:
 
 
 _NUMBERS = (float, int, bool)
+_TENSORS = ("tensor", "unannotated")
 _CONSTANTS = (int, bool, float, str, type(None))

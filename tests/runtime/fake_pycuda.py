@@ -46,6 +46,7 @@ class Device:
     stack: list[str] = field(default_factory=list)
     launches: list[tuple[str, tuple[int, ...], Any]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
+    pushes: int = 0
 
     def allocate(self, size: int) -> EmulatedMemory:
         self.need_context()
@@ -136,6 +137,7 @@ def _packages(device: Device) -> dict[str, types.ModuleType]:
     class Context:
         def push(self) -> None:
             device.stack.append("primary")
+            device.pushes += 1
 
         @staticmethod
         def pop() -> None:

@@ -69,6 +69,14 @@ def test_several_results_come_as_the_function_returns_them() -> None:
         assert str(first) == str(found)
 
 
+def test_out_has_the_structure_of_the_results_in_every_call() -> None:
+    plain = op_that_returns(lambda a, b: (a,))
+    learn(plain, X)
+    for _ in range(2):
+        with pytest.raises(po.ArgumentError, match="out must be a tuple of 1"):
+            plain(X, out=np.empty_like(X))
+
+
 @po.op
 def scaled(x: f32[N], alpha: f32, shift: i32):
     y = po.tensor("y")

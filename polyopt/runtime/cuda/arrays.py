@@ -7,6 +7,7 @@ import operator
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import field
+from functools import cache
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -92,14 +93,25 @@ def seen(
     owner: Any, home: Home, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]
 ) -> DeviceArray:
     """The metadata of an array at a device address."""
-    low = sum(min(0, stride * (length - 1)) for length, stride in zip(shape, strides) if length)
-    high = sum(max(0, stride * (length - 1)) for length, stride in zip(shape, strides) if length)
-    memory: Any = (ctypes.c_char * (high - low + dtype.itemsize)).from_address(address + low)  # never looked into
+    low, high = span(shape, strides, dtype.itemsize)
+    memory: Any = _window((high - low).bit_length()).from_address(address + low)  # never looked into
     array = np.ndarray.__new__(DeviceArray, shape, dtype, memory, -low, strides)
     assert isinstance(array, DeviceArray), "it was just made"
     array.owner = owner
     array.home = home
     return array
+
+
+def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """Where the elements start and end, in bytes from the address of the first one."""
+    ends = [stride * (length - 1) for length, stride in zip(shape, strides) if length > 1]
+    return sum(end for end in ends if end < 0), sum(end for end in ends if end > 0) + itemsize
+
+
+@cache
+def _window(bits: int) -> Any:
+    """A type of memory of so many bytes, one of few: making a type takes longer than all else that is done here."""
+    return ctypes.c_char * (1 << bits)
 
 
 def accept(value: Any, name: str, *, is_read: bool = True) -> Given:
@@ -184,12 +196,25 @@ class TorchHome:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         torch = sys.modules["torch"]
         try:
-            return torch.empty(shape, dtype=getattr(torch, dtype.name), device=f"cuda:{self.ordinal}")
+            return torch.empty(shape, dtype=getattr(torch, _name(dtype)), device=f"cuda:{self.ordinal}")
         except torch.cuda.OutOfMemoryError as error:
             raise MemoryError(str(error)) from None
 
+    def can_hold(self, value: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+        """Whether a result can be written to `value`, a tensor of any kind or something else, as a kernel does it."""
+        tensor: Any = value
+        return (
+            arrays.tensor_key(tensor) is not None
+            and tensor.device.index == self.ordinal
+            and tensor.shape == shape
+            and tensor.dtype is getattr(sys.modules["torch"], _name(dtype))
+            and tensor.is_contiguous()
+        )
+
     def stream(self) -> int:
-        return int(sys.modules["torch"].cuda.current_stream(self.ordinal).cuda_stream)
+        torch = sys.modules["torch"]
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # of torch's own compiled code: makes no object
+        return int(raw(self.ordinal) if raw else torch.cuda.current_stream(self.ordinal).cuda_stream)
 
     def wait_for(self, handle: int) -> None:
         cuda = sys.modules["torch"].cuda
@@ -198,6 +223,12 @@ class TorchHome:
     def let_wait(self, handle: int) -> None:
         cuda = sys.modules["torch"].cuda
         cuda.ExternalStream(handle, device=self.ordinal).wait_stream(cuda.current_stream(self.ordinal))
+
+
+@cache
+def _name(dtype: np.dtype[Any]) -> str:
+    """NumPy takes a microsecond to say it."""
+    return dtype.name
 
 
 def _from_torch(tensor: Any, name: str) -> DeviceArray:

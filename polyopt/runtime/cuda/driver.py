@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from polyopt.classes import dataclass
 from polyopt.runtime.cuda.image import CudaImage, KernelImage
+from polyopt.target import GpuTarget
 
 Array = np.ndarray[Any, Any]
 
@@ -32,6 +34,11 @@ class Limits:
     def arch(self) -> str:
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
+    def as_target(self) -> GpuTarget:
+        return GpuTarget(
+            self.arch, self.sms, self.sm_threads, self.shared_bytes, self.l2_bytes, self.threads, self.registers
+        )
+
 
 class Memory(Protocol):
     """Memory of a device that is given back when nobody refers to it any more."""
@@ -47,7 +54,7 @@ class Module(Protocol):
 
 
 class Queue(Protocol):
-    """Puts the work of one call on a stream, in order; only `get` waits for it."""
+    """Puts the work of one call on a stream, in order; only `get` waits for it. Used inside `Driver.active`."""
 
     def put(self, memory: Memory, array: Array) -> None:
         """Copy a C-contiguous array of the host to the start of `memory`."""
@@ -81,6 +88,10 @@ class Driver(Protocol):
         """Whether it loads machine code; else it takes the text."""
         ...
 
+    def active(self) -> AbstractContextManager[object]:
+        """While it lasts this thread works on the device. Entered again inside itself it costs next to nothing."""
+        ...
+
     def load(self, image: CudaImage) -> Module:
         """Raises `CompileError` where the device cannot run the image."""
         ...
@@ -97,7 +108,7 @@ class Driver(Protocol):
         ...
 
     def begin(self, module: Module, memories: Sequence[Memory], home: object = None) -> Queue:
-        """A call starts, whose kernels may touch these memories only.
+        """A call starts, whose kernels may touch these memories only. Inside `active`, as all of the call is.
 
         home: the library whose arrays they are, on whose current stream the work is ordered
         """

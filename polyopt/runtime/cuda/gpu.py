@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,17 +24,17 @@ from polyopt.target import STATIC_SHARED_BYTES
 
 
 class GpuMemory:
-    """Memory from a thread's pool, which it goes back to."""
+    """Memory from a thread's pool, which it goes back to. free: the pool's blocks of its size"""
 
-    __slots__ = ("_block", "_pool", "address", "size")
+    __slots__ = ("_block", "_free", "address", "size")
 
-    def __init__(self, pool: Pool, block: Any, size: int) -> None:
-        self._pool, self._block = pool, block
+    def __init__(self, free: list[Any], block: Any, size: int) -> None:
+        self._free, self._block = free, block
         self.address = int(block)
         self.size = size
 
     def __del__(self) -> None:
-        self._pool.put_back(self._block, self.size)
+        self._free.append(self._block)
 
 
 class Pool:
@@ -50,15 +49,14 @@ class Pool:
 
     def take(self, size: int) -> GpuMemory:
         """Needs a context. Raises `cuda.MemoryError`."""
-        free = self._free[_rounded(size)]
-        return GpuMemory(self, free.pop() if free else cuda.mem_alloc(_rounded(size)), size)
-
-    def put_back(self, block: Any, size: int) -> None:
-        self._free[_rounded(size)].append(block)
+        rounded = _rounded(size)
+        free = self._free[rounded]
+        return GpuMemory(free, free.pop() if free else cuda.mem_alloc(rounded), size)
 
     def free(self) -> None:
         """Give the driver what nobody uses. Needs a context."""
-        self._free.clear()
+        for blocks in self._free.values():
+            blocks.clear()
 
 
 def _rounded(size: int) -> int:
@@ -79,8 +77,46 @@ class _Thread(threading.local):
     """What one thread has of the device."""
 
     context: Any = None
-    pool: Any = None
+    pool: Pool | None = None
     stream: Any = None
+
+
+class _Entered(threading.local):
+    """The devices that a thread is inside of, the innermost last."""
+
+    def __init__(self) -> None:
+        self.devices: list[_Active] = []
+
+
+_entered = _Entered()
+
+
+class _Active:
+    """The device's primary context is current in the thread that is inside. Entered again at once, it pushes nothing.
+
+    Between two entries of one device there may be another's, as where a finaliser runs a call: then it pushes.
+    """
+
+    __slots__ = ("_device", "_thread")
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._thread = _Thread()
+
+    def __enter__(self) -> _Thread:
+        mine, devices = self._thread, _entered.devices
+        if not devices or devices[-1] is not self:
+            if mine.context is None:
+                mine.context = self._device.retain_primary_context()
+            mine.context.push()
+        devices.append(self)
+        return mine
+
+    def __exit__(self, *_: object) -> None:
+        devices = _entered.devices
+        devices.pop()
+        if not devices or devices[-1] is not self:
+            cuda.Context.pop()
 
 
 class PycudaDriver:
@@ -99,7 +135,7 @@ class PycudaDriver:
             )
         self.ordinal = ordinal
         self._device = cuda.Device(ordinal)
-        self._thread = _Thread()
+        self._active = _Active(self._device)
         self.limits = self._limits()
 
     def _limits(self) -> Limits:
@@ -117,20 +153,11 @@ class PycudaDriver:
             block=(get(names.MAX_BLOCK_DIM_X), get(names.MAX_BLOCK_DIM_Y), get(names.MAX_BLOCK_DIM_Z)),
         )
 
-    @contextmanager
-    def active(self) -> Iterator[_Thread]:
-        """The device's primary context is current in this thread."""
-        mine = self._thread
-        if mine.context is None:
-            mine.context = self._device.retain_primary_context()
-        mine.context.push()
-        try:
-            yield mine
-        finally:
-            cuda.Context.pop()
+    def active(self) -> _Active:
+        return self._active
 
     def load(self, image: CudaImage) -> GpuModule:
-        with self.active():
+        with self._active:
             try:
                 module = cuda.module_from_buffer(image.cubin)
                 return GpuModule(module, {k.name: _prepared(module, k) for k in image.kernels})
@@ -142,7 +169,7 @@ class PycudaDriver:
                 ) from None
 
     def allocate(self, size: int, name: str, *, is_written: bool) -> GpuMemory:
-        with self.active() as mine:
+        with self._active as mine:
             if mine.pool is None:
                 mine.pool = Pool()
             try:
@@ -155,17 +182,17 @@ class PycudaDriver:
                 raise MemoryError(f"no {size} bytes on {self.limits.name} for {name}") from None
 
     def wait(self) -> None:
-        with self.active():
+        with self._active:
             cuda.Context.synchronize()
 
     def begin(self, module: Module, memories: Sequence[Memory], home: object = None) -> GpuQueue:
         caller = _home(home)
         if caller is None or not caller.stream():
-            return GpuQueue(self, None, None)
-        with self.active() as mine:
+            return _DEFAULT_STREAM
+        with self._active as mine:
             mine.stream = mine.stream or cuda.Stream()
             caller.let_wait(mine.stream.handle)
-            return GpuQueue(self, mine.stream, caller)
+            return GpuQueue(mine.stream, caller)
 
 
 def _home(home: object) -> Home | None:
@@ -183,39 +210,36 @@ def _prepared(module: Any, kernel: KernelImage) -> Any:
 class GpuQueue:
     """The work of one call. stream: None for the default stream; home: who waits for the stream, and it for them"""
 
-    driver: PycudaDriver
     stream: Any
     home: Home | None
 
     def put(self, memory: Memory, array: Array) -> None:
         if array.nbytes:
-            with self.driver.active():
-                cuda.memcpy_htod_async(memory.address, _bytes(array), self.stream)
+            cuda.memcpy_htod_async(memory.address, _bytes(array), self.stream)
 
     def get(self, memory: Memory, array: Array) -> None:
         if array.nbytes:
-            with self.driver.active():
-                cuda.memcpy_dtoh_async(_bytes(array), memory.address, self.stream)
-                if self.stream is None:
-                    cuda.Context.synchronize()
-                else:
-                    self.stream.synchronize()
+            cuda.memcpy_dtoh_async(_bytes(array), memory.address, self.stream)
+            if self.stream is None:
+                cuda.Context.synchronize()
+            else:
+                self.stream.synchronize()
 
     def copy(self, target: Memory, source: Memory, size: int) -> None:
         if size:
-            with self.driver.active():
-                cuda.memcpy_dtod_async(target.address, source.address, size, self.stream)
+            cuda.memcpy_dtod_async(target.address, source.address, size, self.stream)
 
     def launch(self, module: Module, kernel: KernelImage, grid: tuple[int, int, int], words: Sequence[int]) -> None:
         assert isinstance(module, GpuModule), "the module was loaded by this driver"
         function = module.functions[kernel.name]
-        with self.driver.active():
-            function.prepared_async_call(grid, kernel.block, self.stream, *words, shared_size=kernel.shared_bytes)
+        function.prepared_async_call(grid, kernel.block, self.stream, *words, shared_size=kernel.shared_bytes)
 
     def finish(self) -> None:
         if self.home is not None:
-            with self.driver.active():
-                self.home.wait_for(self.stream.handle)
+            self.home.wait_for(self.stream.handle)
+
+
+_DEFAULT_STREAM = GpuQueue(None, None)
 
 
 def _bytes(array: Array) -> Array:

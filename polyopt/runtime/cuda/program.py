@@ -9,7 +9,7 @@ import numpy as np
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda.source import RECORD
 from polyopt.errors import BackendUnavailable, CompileError
-from polyopt.runtime.cuda.driver import Array, Driver, Limits, Memory
+from polyopt.runtime.cuda.driver import Array, Driver, Limits, Memory, Queue
 from polyopt.runtime.cuda.image import CudaImage, KernelImage
 
 RECORD_WORDS = 3
@@ -34,6 +34,28 @@ class OnHost:
 Place = Memory | OnHost
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A kernel, its grid, and its parameters: names of arrays, then integers."""
+
+    kernel: KernelImage
+    grid: tuple[int, int, int]
+    pointers: tuple[str, ...]
+    integers: tuple[int, ...]
+
+    def words(self, memories: Mapping[str, Memory]) -> Sequence[int]:
+        """The parameters, with the arrays' addresses."""
+        return [*[memories[name].address for name in self.pointers], *self.integers]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchPlan:
+    """What calls with given sizes do. launches: in order; workspace: arrays of their own, with their bytes"""
+
+    launches: tuple[Launch, ...]
+    workspace: tuple[tuple[str, int], ...]
+
+
 class Program:
     """An image on a device. `run` launches it. Safe to call from several threads at once."""
 
@@ -46,60 +68,69 @@ class Program:
         self.module = driver.load(image)
         self._outputs = frozenset(array.name for array in image.arrays if array.role == "output")
 
-    def run(self, places: Mapping[str, Place], sizes: Mapping[str, int], home: object = None) -> Failed | None:
+    def run(self, places: Mapping[str, Place], sizes: Mapping[str, int]) -> Failed | None:
+        """Launch all kernels on arguments and results, by name, as `plan` and `launch` do."""
+        hosted = {name: place.array for name, place in places.items() if isinstance(place, OnHost)}
+        memories = {name: place for name, place in places.items() if not isinstance(place, OnHost)}
+        return self.launch(self.plan(sizes), memories, hosted)
+
+    def plan(self, sizes: Mapping[str, int]) -> LaunchPlan:
+        """What a call does whose `image.sizes` are these. Raises `CompileError` for a grid beyond the limits."""
+        launches = []
+        for kernel, grid, values in self.image.launches(sizes):
+            check_grid(kernel, grid, self.driver.limits)
+            pointers, integers = kernel.parameters[: kernel.pointers], kernel.parameters[kernel.pointers :]
+            launches.append(Launch(kernel, grid, pointers, tuple(values[name] for name in integers)))
+        workspace = ((array.name, array.bytes(sizes)) for array in self.image.arrays if array.role == "workspace")
+        return LaunchPlan(tuple(launches), tuple(workspace))
+
+    def launch(
+        self, plan: LaunchPlan, given: Mapping[str, Memory], hosted: Mapping[str, Array], home: object = None
+    ) -> Failed | None:
         """Launch all kernels on the arguments and results.
 
-        places: of every input and result, by name; arrays on the host are C-contiguous
-        sizes:  of `image.sizes`
-        home:   the library whose arrays they are
+        given:  inputs and results on the device, by name
+        hosted: the others, C-contiguous arrays on the host
+        home:   the library whose arrays are on the device
         Waits for the kernels only where a result is on the host or run-time checks must be looked at. Returns the
-        check that failed first. Raises `MemoryError`, and `CompileError` for a grid beyond the device's limits, before
-        anything runs.
+        check that failed first. Raises `MemoryError` before anything runs.
         """
-        launches = list(self.image.launches(sizes))
-        for kernel, grid, _ in launches:
-            check_grid(kernel, grid, self.driver.limits)
-        memories = self._memories(places, sizes)
-        queue = self.driver.begin(self.module, tuple(memories.values()), home)
-        for name, place in places.items():
-            if isinstance(place, OnHost) and name not in self._outputs:
-                queue.put(memories[name], place.array)
-        if self.image.checks:
-            queue.put(memories[RECORD], np.zeros(RECORD_WORDS, np.int64))
-        for kernel, grid, values in launches:
-            queue.launch(self.module, kernel, grid, _words(kernel, memories, values))
-        failed = None
-        if self.image.checks:
-            words: Array = np.zeros(RECORD_WORDS, np.int64)
-            queue.get(memories[RECORD], words)
-            site, index, extent = map(int, words)
-            failed = Failed(site - 1, index, extent) if site else None
-        for name, place in places.items():
-            if isinstance(place, OnHost) and name in self._outputs and failed is None:
-                queue.get(memories[name], place.array)
-        queue.finish()
+        with self.driver.active():
+            memories = {**given, **self._memories(plan, hosted)}
+            queue = self.driver.begin(self.module, tuple(memories.values()), home)
+            for name, array in hosted.items():
+                if name not in self._outputs:
+                    queue.put(memories[name], array)
+            if self.image.checks:
+                queue.put(memories[RECORD], np.zeros(RECORD_WORDS, np.int64))
+            for launch in plan.launches:
+                queue.launch(self.module, launch.kernel, launch.grid, launch.words(memories))
+            failed = _failed(queue, memories[RECORD]) if self.image.checks else None
+            for name, array in hosted.items():
+                if name in self._outputs and failed is None:
+                    queue.get(memories[name], array)
+            queue.finish()
         return failed
 
-    def _memories(self, places: Mapping[str, Place], sizes: Mapping[str, int]) -> dict[str, Memory]:
-        """Where each array of the kernels lies on the device."""
+    def _memories(self, plan: LaunchPlan, hosted: Mapping[str, Array]) -> dict[str, Memory]:
+        """Memory for one call: for arrays of the host, for what kernels leave each other, for the record of checks."""
         allocate = self.driver.allocate
-        memories = {
-            name: allocate(place.array.nbytes, name, is_written=name not in self._outputs)
-            if isinstance(place, OnHost)
-            else place
-            for name, place in places.items()
-        }
-        for array in self.image.arrays:
-            if array.role == "workspace":
-                memories[array.name] = allocate(array.bytes(sizes), array.name, is_written=False)
+        memories: dict[str, Memory] = {}
+        for name, array in hosted.items():
+            memories[name] = allocate(array.nbytes, name, is_written=name not in self._outputs)
+        for name, size in plan.workspace:
+            memories[name] = allocate(size, name, is_written=False)
         if self.image.checks:
             memories[RECORD] = allocate(8 * RECORD_WORDS, RECORD, is_written=True)
         return memories
 
 
-def _words(kernel: KernelImage, memories: Mapping[str, Memory], values: Mapping[str, int]) -> Sequence[int]:
-    pointers, integers = kernel.parameters[: kernel.pointers], kernel.parameters[kernel.pointers :]
-    return [memories[name].address for name in pointers] + [values[name] for name in integers]
+def _failed(queue: Queue, record: Memory) -> Failed | None:
+    """The check that failed first. Waits for the kernels."""
+    words: Array = np.zeros(RECORD_WORDS, np.int64)
+    queue.get(record, words)
+    site, index, extent = map(int, words)
+    return Failed(site - 1, index, extent) if site else None
 
 
 def check_kernel(kernel: KernelImage, limits: Limits) -> None:

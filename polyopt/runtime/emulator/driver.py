@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -156,6 +157,9 @@ class Emulator:
     found: list[Problem] = field(default_factory=list)
     wants_cubin: ClassVar[bool] = False
     limits: Limits = field(default_factory=lambda: Limits("the CPU emulator", (9, 0), SHARED_LIMIT))
+
+    def active(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def load(self, image: CudaImage) -> EmulatedModule:
         """Raises `BackendUnavailable` without g++, `CompileError` where g++ refuses the text."""
