@@ -18,6 +18,7 @@ from polyopt.dsl.affine import Affine
 from polyopt.fusion import (
     cascade,
     compared,
+    converted,
     device_sums,
     factors,
     joined,
@@ -30,6 +31,7 @@ from polyopt.fusion import (
     shared,
     short_sums,
     turned,
+    unguarded,
 )
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion import rewrite as rewrites
@@ -72,11 +74,14 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     short_program = short_sums.apply(program, short)
     folded = rewrites.rewrite(short_program, numerics=options.numerics, ops_per_byte=spare, kept=kept)
     chained = _nested(folded, options)
-    wide = _widened(chained.program, options)
+    whole = _unguarded(chained.program, options)
+    same = _converted(whole.program, options)
+    wide = _widened(same.program, options)
     unfolded = _unfolded(wide.program, options)
     side = _turned(unfolded.program, options)
     together = _joined(side.program, options)
-    notes = (*map(str, short), *chained.notes, *wide.notes, *unfolded.notes, *side.notes, *together.notes)
+    parts = (chained, whole, same, wide, unfolded, side, together)
+    notes = (*map(str, short), *(note for part in parts for note in part.notes))
     return _in_one_pass(together.program, options, notes) or _in_parts(together.program, options, notes)
 
 
@@ -90,6 +95,18 @@ def _nested(program: ir.Program, options: Options) -> nested.Nested:
     if options.is_on_gpu or options.is_strict:
         return nested.Nested(program)
     return nested.nest(program, reorder=options.numerics == "fast")
+
+
+def _unguarded(program: ir.Program, options: Options) -> unguarded.Unguarded:
+    """Products under conditions, computed everywhere. Tiles of a GPU are rectangles; a processor's loops end where a
+    condition does."""
+    return unguarded.unguard(program) if options.is_on_gpu else unguarded.Unguarded(program)
+
+
+def _converted(program: ir.Program, options: Options) -> converted.Converted:
+    """Narrow factors of f32 as f32, where tensor cores then multiply them, in parts."""
+    fast = options.is_on_gpu and options.numerics == "fast"
+    return converted.convert(program) if fast else converted.Converted(program)
 
 
 def _widened(program: ir.Program, options: Options) -> margins.Widened:
@@ -123,8 +140,9 @@ def _joined(program: ir.Program, options: Options) -> joined.Joined:
 
 
 def _in_one_pass(plain: ir.Program, options: Options, notes: tuple[str, ...]) -> Rewritten | None:
-    """Sums that follow a maximum in one pass with it; None where there are none."""
-    if options.is_strict:
+    """Sums that follow a maximum in one pass with it; None where there are none. What a block of a processor's cache
+    saves a GPU has room for, and its tiles of products need rows and columns of any length (decision 7)."""
+    if options.is_strict or options.is_on_gpu:
         return None
     program = lift.maxima(plain)
     if all(cascade.decide(program, tensor.name) is None for tensor in program.tensors):

@@ -45,6 +45,9 @@ COLUMN_WARPS = 32
 EXCHANGE = 1.1
 """What the sums of warps cost that meet in shared memory, against a thread's own."""
 
+ROW_VECTOR = 4
+"""Points of a row that a thread has at least, where several warps share it: f32 that one access moves."""
+
 CONTRACTION_POINTS = 1024
 """A contraction with fewer results than this is left to rows: its sums are long."""
 
@@ -290,10 +293,11 @@ class _Planner:
         return max(self.extent(loop) for loop in shared)
 
     def row_threads(self, rows: int, inside: int) -> int:
-        """Threads of a row: a warp for a short row where there are rows enough, else up to 1024."""
+        """Threads of a row: a warp for a short row where there are rows enough, or as many warps as keep the GPU busy
+        with vectors of the row for each thread; else up to 1024."""
         wanted = power_above(max(inside, WARP))
         if wanted <= 1024 and rows >= 4 * self.target.sms:
-            return WARP
+            return max(WARP, min(wanted // ROW_VECTOR, power_above(self.target.threads // 2 // rows)))
         return min(wanted, 256 if rows >= self.target.sms else self.target.block_threads)
 
     def tile(self, order: Sequence[Loop]) -> tuple[int, ...]:

@@ -96,6 +96,15 @@ def test_short_rows_get_a_warp_each() -> None:
     assert nest.threads == 32 and nest.chunks == (8,)
 
 
+@needs_compiler
+def test_few_short_rows_get_as_many_warps_as_keep_the_gpu_busy() -> None:
+    (nest,) = mapping(row_sums, M=500, N=301).nests
+    assert nest.style == "rows" and nest.threads == 128
+    x = np.random.default_rng(2).integers(-9, 9, (500, 301)).astype(np.float32)
+    outcome = emulate(lowered(row_sums, M=500, N=301), {"x": x}, {})
+    assert outcome.problems == () and np.array_equal(outcome.results[0], x.sum(1))
+
+
 def test_sums_along_columns_stay_with_a_thread() -> None:
     (nest,) = mapping(column_sums, M=512, N=1 << 17).nests
     assert nest.style == "points" and nest.grid == ("j",)
