@@ -17,6 +17,7 @@ from polyopt.codegen_c.c_expressions import Text
 from polyopt.codegen_c.c_helpers import stored_type, value_type
 from polyopt.codegen_cuda.barriers import Touch, conflicts, in_any_iteration, touches, values_apart
 from polyopt.codegen_cuda.intervals import as_number, folded
+from polyopt.codegen_cuda.kept import kept, turns_of
 from polyopt.codegen_cuda.launch import pointer
 from polyopt.codegen_cuda.reductions import Reductions, neutral_text
 from polyopt.codegen_cuda.shapes import (
@@ -87,6 +88,7 @@ class KernelPrinter(WarpPrinter):
         self._index = "int" if self._is_narrow() else "int64_t"
         grid, head = self._blocks()
         coordinates = self._coordinates()
+        self._kept = kept(self._body)
         body = list(self._uniform(self._body, 0))
         written = {s.buffer for s in walk(self._body) if isinstance(s, Store)}
         alone = self._group(0) == 1
@@ -100,7 +102,7 @@ class KernelPrinter(WarpPrinter):
         lines = [
             f"PO_KERNEL void __launch_bounds__({self.threads}) {self._name}({', '.join(parameters)})",
             "{",
-            *indented([*self._shared_lines(), *coordinates, *head, *body]),
+            *indented([*self._shared_lines(), *coordinates, *head, *self._kept_lines(), *body]),
             "}",
             f"PO_ENTRY({self._name})",
         ]
@@ -114,6 +116,13 @@ class KernelPrinter(WarpPrinter):
             len(pointers),
         )
         return kernel, "\n".join(lines) + "\n"
+
+    def _kept_lines(self) -> Iterator[str]:
+        """The registers of vectors that threads read again."""
+        for slot in dict.fromkeys(self._kept.values()):
+            if slot.name:
+                count = f"[{slot.turns}]" if slot.turns > 1 else ""
+                yield f"{self._kind(slot.buffer, slot.width)} {slot.name}{count};"
 
     # --- what threads do together ---------------------------------------------------------------------------------
 
@@ -310,7 +319,20 @@ class KernelPrinter(WarpPrinter):
         exact = as_number(folded("sub", loop.upper, loop.lower))
         most = as_number(count(loop, self._x.ranges))
         start, upper = self._start(loop, coordinate), self._x.compared(without_tile(loop))
-        if most is None or most > loop.chunk:
+        self._phase_id = id(loop)
+        if any(phase == id(loop) for phase, _ in self._kept) and (turns := turns_of(loop)) not in (None, 1):
+            assert exact is not None and turns is not None
+            turn = self._turn = self._unused(f"{name}_turn", "")
+            step = loop.chunk * loop.step
+            yield "#pragma unroll"
+            yield f"for (int {turn} = 0; {turn} < {turns}; ++{turn}) {{{comment(loop)}"
+            self._depth += 1
+            lines = [f"const {self._index} {name} = {start} + {turn} * {step};"]
+            lines += [] if exact % step == 0 else [f"if ({name} >= {upper}) break;"]
+            yield from indented([*lines, *self._dealt(rest, body, depth + 1, inside)])
+            self._depth -= 1
+            yield "}"
+        elif most is None or most > loop.chunk:
             step = loop.chunk * loop.step
             yield f"for ({self._index} {name} = {start}; {name} < {upper}; {name} += {step}) {{{comment(loop)}"
             self._depth += 1

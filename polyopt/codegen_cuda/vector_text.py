@@ -8,6 +8,7 @@ from dataclasses import replace
 from polyopt.codegen_c.c_expressions import Text, is_typed
 from polyopt.codegen_c.c_helpers import stored_type
 from polyopt.codegen_cuda.intervals import as_number
+from polyopt.codegen_cuda.kept import Kept, Slot
 from polyopt.codegen_cuda.reductions import Reductions
 from polyopt.codegen_cuda.shapes import replaced
 from polyopt.codegen_cuda.threads import Names, ThreadPrinter
@@ -23,6 +24,7 @@ class VectorPrinter(ThreadPrinter):
     """Prints loops over lanes. Accesses whose lanes are not proved to be one vector stay accesses of each lane.
 
     _flying: buffers in shared memory that copies from global memory fill on their own
+    _kept:   vectors that stay in registers, of the loop `_phase` that threads share, whose turn is `_turn`
     """
 
     def __init__(self, shared: Names, reductions: Reductions) -> None:
@@ -30,6 +32,9 @@ class VectorPrinter(ThreadPrinter):
         super().__init__(names, reductions)
         self._vectors = 1
         self._flying: set[str] = set()
+        self._kept: Kept = {}
+        self._phase_id = 0
+        self._turn = "0"
 
     def _lanes(self, loop: For, store: Store) -> Iterator[str]:
         lane, width = loop.var, as_number(loop.upper) or 1
@@ -39,7 +44,8 @@ class VectorPrinter(ThreadPrinter):
             if not self._is_memory(load.buffer, load.indices, loop) or not _is_same(load, lane):
                 return None
             if load not in found:
-                found[load] = Load(self._vector(load.buffer, width), (index_var(lane),), load.dtype)
+                slot = self._kept.get((self._phase_id, load))
+                found[load] = Load(self._vector(load.buffer, width, slot), (index_var(lane),), load.dtype)
             return found[load]
 
         value = replaced(store.value, in_vector)
@@ -53,7 +59,8 @@ class VectorPrinter(ThreadPrinter):
             if store.buffer in self._flying and (copied := self._copied(store, load, lane, width)):
                 yield copied
                 return
-            moved = self._loaded(load, lane, width)
+            moved, lines = self._taken(load, lane, width)
+            yield from lines
             if is_stored:
                 yield f"po_store<{width}>(&{self._first(store.buffer, store.indices, lane)}, {moved});"
             else:
@@ -61,8 +68,10 @@ class VectorPrinter(ThreadPrinter):
             return
         for load, vector in found.items():
             assert isinstance(vector, Load)
-            kind = self._kind(load.buffer, width)
-            yield f"const {kind} {vector.buffer} = {self._loaded(load, lane, width)};"
+            taken, lines = self._taken(load, lane, width)
+            yield from lines
+            if (self._phase_id, load) not in self._kept:
+                yield f"const {self._kind(load.buffer, width)} {vector.buffer} = {taken};"
         if not is_stored:
             if hoisted is not None:
                 self._hoisted[id(changed)] = replace(hoisted, store=changed)
@@ -117,8 +126,19 @@ class VectorPrinter(ThreadPrinter):
     def _kind(self, buffer: str, width: int) -> str:
         return f"po_vec<{stored_type(self._shared.buffers[buffer].dtype)}, {width}>"
 
-    def _vector(self, buffer: str, width: int) -> str:
-        """A new vector of a buffer's elements."""
+    def _taken(self, load: Load, lane: str, width: int) -> tuple[str, list[str]]:
+        """A vector, and the line that loads it where it is kept and not there yet."""
+        slot = self._kept.get((self._phase_id, load))
+        if slot is None:
+            return self._loaded(load, lane, width), []
+        place = slot.at(self._turn)
+        if slot.is_loaded:
+            return place, []
+        slot.is_loaded = True
+        return place, [f"{place} = {self._loaded(load, lane, width)};"]
+
+    def _vector(self, buffer: str, width: int, slot: Slot | None = None) -> str:
+        """A new vector of a buffer's elements, or one that is kept."""
         base = f"{self._shared.names.arrays[buffer]}_v{width}"
         name = base
         while name in self._shared.names or name in self._shared.buffers:
@@ -128,7 +148,11 @@ class VectorPrinter(ThreadPrinter):
         dtype = self._shared.buffers[buffer].dtype
         self._shared.buffers[name] = Buffer(name, dtype, (integer(width),), "local")
         self._own.add(name)
-        self._x.place[name] = lambda indices: Text(f"{name}.v[{self._x.text(indices[0])}]")
+        place = name
+        if slot is not None:
+            slot.name = slot.name or f"{name}_kept"
+            place = slot.at(self._turn)
+        self._x.place[name] = lambda indices: Text(f"{place}.v[{self._x.text(indices[0])}]")
         return name
 
     def _loaded(self, load: Load, lane: str, width: int) -> str:

@@ -142,10 +142,9 @@ def test_the_compiler_moves_no_load_over_a_barrier() -> None:
 
     text = op.lower(T=30, N=256, target="sm_90").source("cuda")
     codes = sass.text(compilers.compile_text(text, "sm_90").code).partition(".text.op_1")[2]
-    order = [code for code in re.findall(r"\b(?:BAR\.SYNC|STG|LDG\.E )", codes)]  # LDG.E.CONSTANT reads x
+    order = re.findall(r"\b(?:BAR\.SYNC|STG|LDG\.E )", codes)  # LDG.E.CONSTANT reads x
     first = order.index("STG")
     assert order[first : first + 3] == ["STG", "BAR.SYNC", "LDG.E "], "its own element, a barrier, the step before's"
-
 
 
 def test_a_piece_that_comes_again_is_no_copy_too_late() -> None:

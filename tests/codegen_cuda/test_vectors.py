@@ -157,7 +157,7 @@ def test_vectors_give_what_elements_give(op: Op, shape: tuple[int, int]) -> None
 def test_rows_take_vectors(shape: tuple[int, int]) -> None:
     args = arrays(rows, *shape)
     lowering = lowered(rows, *args)
-    assert lowering.source("cuda").count("po_load<2>") == 3
+    assert lowering.source("cuda").count("po_load<2>") == 1, "the second and third time the vectors are in registers"
     outcome = emulate(lowering, inputs(rows, args), {})
     assert not outcome.problems, f"{outcome.problems[0]}\n{lowering.source('cuda')}"
     powers = np.exp(args[0].astype(np.float64))
