@@ -31,8 +31,14 @@ from polyopt.tiling.extents import Extents
 TILES = (128, 64, 32)
 """Points along each side of a block's tile of a contraction; 256 threads have 64, 16 or 4 of them each."""
 
+LEAST_SIDE = 8
+LONG_SUM = 256
+"""Points along a side from which on a tile of 32 pays where sums are as long as this: what many results would read each
+by itself comes once."""
+
 PIECE_BYTES = 64
-"""Bytes along the sum of one piece of an operand: half a line of cache."""
+"""Bytes along the sum of one piece of an operand: half a line of cache. Twice as many of the smallest tiles where sums
+are long, since it is memory that these wait for."""
 
 ROW_PADDING = 16
 """Bytes between the rows of a copy whose columns neighboring threads read: they then lie in different banks."""
@@ -86,22 +92,21 @@ class Tiles:
         return min(reversed(order), key=lambda loop: _stride_cost(statement, own, axis_of(loop.row(name))))
 
     def tiled(self, head: Loop, order: Sequence[Loop], rows: Loop, name: str, axes: tuple[str, str]) -> CudaNest | None:
-        """The largest tile with enough blocks; its sums have to fit a thread's registers."""
+        """The largest tile with enough blocks, else the smallest; none where a side has too few points."""
         columns = order[-1]
         item = self.scop.array(self.scop.statement(name).array).dtype.itemsize
+        extents = self.extent(rows), self.extent(columns)
         others = prod(self.extent(loop) for loop in order if loop not in (rows, columns))
-        found: tuple[int, int] | None = None
+        terms = prod(self.extents.axis(name, axis) for axis in roles_of(self.scop.statement(name)).reduced)
+        if power_above(min(extents)) < (LEAST_SIDE if terms >= LONG_SUM else TILES[-1]):
+            return None
+        found = TILES[-1], TILES[-1]
         for points in TILES[1:] if item > 4 or self.scop.sizes else TILES:
-            sides = tuple(min(points, power_above(self.extent(loop))) for loop in (rows, columns))
-            if min(sides) < TILES[-1]:
-                continue
-            found = sides[0], sides[1]
+            found = _within(points, extents[0]), _within(points, extents[1])
             if self.scop.sizes:  # neither starves a large product nor leaves a small one to few blocks
                 break
-            if others * -(-self.extent(rows) // sides[0]) * -(-self.extent(columns) // sides[1]) >= self.target.sms:
+            if others * -(-extents[0] // found[0]) * -(-extents[1] // found[1]) >= self.target.sms:
                 break
-        if found is None:
-            return None
         chunks = tuple(found[0] if loop is rows else found[1] if loop is columns else 1 for loop in order)
         side, other = (loop.name.partition("#")[0] for loop in (rows, columns))
         reason = f"{side} by {other} in registers, operands in shared memory"
@@ -122,7 +127,9 @@ class Tiles:
         depth = max(roles_of(statement).reduced, key=lambda axis: self.extents.axis(name, axis))
         steps = self.extents.axis(name, depth)
         item = max((scop.array(access.read.tensor).dtype.itemsize for access in statement.reads), default=4)
-        piece = max(1, min(PIECE_BYTES // item, steps))
+        is_narrow = min(sides) == TILES[-1] and steps >= LONG_SUM and not scop.sizes
+        wanted = PIECE_BYTES * (2 if is_narrow else 1)
+        piece = max(1, min(wanted // item, steps))
         one, reason = _instruction(statement, self.target, axes, depth, self.products)
         if one is not None:
             piece = -(-piece // one.steps) * one.steps
@@ -132,7 +139,9 @@ class Tiles:
             pieces, taken = steps // piece, sum(copies)
         if pieces * piece >= steps:  # one ring goes through all loops of the sum
             pieces *= prod(self.extents.axis(name, axis) for axis in roles_of(statement).reduced if axis != depth)
-        slots = slots_of(taken, pieces, room(self.target, sides)) if self.target.capability >= ASYNCHRONOUS else 1
+        slots = 1
+        if self.target.capability >= ASYNCHRONOUS:
+            slots = slots_of(taken, pieces, room(self.target, sides), is_long=min(sides) >= TILES[0])
         return Contraction(name, piece, slots, one, reason)
 
 
@@ -141,6 +150,11 @@ def room(target: GpuTarget, sides: tuple[int, int]) -> int:
     registers = THREAD_REGISTERS + sides[0] * sides[1] // SIDE**2
     blocks = max(1, min(target.sm_threads, target.registers // registers) // SIDE**2)
     return min(target.shared_bytes, (target.shared_bytes + BLOCK_OWN_BYTES) // blocks - BLOCK_OWN_BYTES)
+
+
+def _within(side: int, extent: int) -> int:
+    """A tile's side, no longer than the extent wants."""
+    return max(TILES[-1], min(side, power_above(extent)))
 
 
 def _stride_cost(statement: Statement, dtype: DType, axis: str | None) -> float:

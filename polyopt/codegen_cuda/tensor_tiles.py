@@ -23,8 +23,10 @@ from polyopt.errors import ScheduleError
 from polyopt.loops.ir import Block, Expr, For, Load, Stmt, Store, index_var, integer, substitute, walk
 
 ROW_WARPS = 2
-MOST_COLUMN_WARPS = 4
-"""Warps along the sides of a tile; a warp has 16 columns at least, which one `ldmatrix` reads."""
+COLUMN_WARPS = 2
+"""Warps along the sides of a tile: the fewer, the less each reads from shared memory for one product."""
+SPLIT_COLUMN_WARPS = 4
+"""The same where operands come in two parts, whose fragments would leave too few registers for the sums."""
 
 
 class TensorTiler(Tiler):
@@ -76,7 +78,7 @@ class TensorTiler(Tiler):
                 why="its operands do not each lie along one side of the tile",
             )
         rows, columns = self._sides()
-        across = min(MOST_COLUMN_WARPS, columns.points // COLUMNS)
+        across = min(SPLIT_COLUMN_WARPS if one.is_split else COLUMN_WARPS, columns.points // COLUMNS)
         self._rows = self._in_warps(rows, ROW_WARPS, ROW_LANES, one.row_width)
         self._columns = self._in_warps(columns, across, COLUMN_LANES, COLUMN_WIDTH)
         if not one.is_of_bytes:

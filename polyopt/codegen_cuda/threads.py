@@ -91,6 +91,8 @@ class ThreadPrinter:
                 yield from self._pipeline(statement)
             case For(kind="warp"):
                 yield from self._warp(statement)
+            case For(kind="unrolled", body=For(kind="warp") as product):
+                yield from self._warp_steps(statement, product)
             case For(kind="exchange", body=Store() as store):
                 yield from self._exchanged(statement, store)
             case For(kind="vector", body=Store() as store):
@@ -131,6 +133,10 @@ class ThreadPrinter:
 
     def _warp(self, loop: For) -> Iterator[str]:
         """A loop that is instructions of a warp."""
+        raise ScheduleError("a warp's product stands inside a thread", why=loop.var)
+
+    def _warp_steps(self, steps: For, loop: For) -> Iterator[str]:
+        """A loop around one that is instructions of a warp."""
         raise ScheduleError("a warp's product stands inside a thread", why=loop.var)
 
     def _exchanged(self, loop: For, store: Store) -> Iterator[str]:

@@ -11,6 +11,7 @@ after the sum, where these could not be read in the order of the results.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda.instructions import COLUMN_LANES, ROW_LANES, Instruction, instruction_of
@@ -50,6 +51,11 @@ class Operand:
     def groups(self) -> int:
         return 1 if self.group is None else as_number(self.group.upper) or 1
 
+    def in_step(self, var: str, step: Expr) -> Operand:
+        """The operand in another step of the loop around."""
+        indices = tuple(substitute(index, {var: step}) for index in self.load.indices)
+        return replace(self, load=replace(self.load, indices=indices))
+
     def at(self, values: Mapping[str, Expr]) -> tuple[Expr, ...]:
         """The place of an element in the copy: of the first neighbor."""
         first = self.load.indices
@@ -58,6 +64,33 @@ class Operand:
         if self.half:
             first = tuple(first_lane(index, self.half) for index in first)
         return tuple(substitute(index, dict(values)) for index in first)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What the instructions of a warp sum up. left: the operand along rows; right: along columns"""
+
+    store: Store
+    left: Operand
+    right: Operand
+    one: Instruction
+
+    def in_step(self, var: str, step: Expr) -> Product:
+        """The product in another step of the loop around."""
+        return replace(self, left=self.left.in_step(var, step), right=self.right.in_step(var, step))
+
+
+@dataclass(frozen=True, slots=True)
+class Fragments:
+    """The names of the registers of both operands' fragments, and of those for what a split leaves of them."""
+
+    own: tuple[str, ...]
+    rests: tuple[str, ...]
+
+    def at(self, step: str) -> Fragments:
+        """Those of one of several steps."""
+        own, rests = (tuple(f"{name}[{step}]" for name in names) for names in (self.own, self.rests))
+        return Fragments(own, rests)
 
 
 class WarpPrinter(SharedPrinter):
@@ -75,28 +108,59 @@ class WarpPrinter(SharedPrinter):
 
     def _warp(self, loop: For) -> Iterator[str]:
         """One instruction per tile of the warp."""
-        store, left, right, one = self._product(loop)
-        fragments = [
-            self._unused(f"{self._shared.names.arrays[side.load.buffer].removesuffix('_tile')}_own", "")
-            for side in (left, right)
-        ]
-        per_row = 2 // one.row_width
-        counts = left.groups // per_row, right.groups
-        declared = ", ".join(f"{name}[{count}][4]" for name, count in zip(fragments, counts, strict=True))
-        yield f"po_u32 {declared};"
-        rests = [self._unused(f"{name}_rest", "") for name in fragments] if one.is_split else []
-        if rests:
-            yield f"po_u32 {', '.join(f'{name}[{count}][4]' for name, count in zip(rests, counts, strict=True))};"
-        for number, (side, per) in enumerate(((left, per_row), (right, 1))):
-            group = self._number(side, per)
-            lines = self._fetched(f"{fragments[number]}[{group}]", side, one)
-            if rests:
-                lines.append(f"po_split_tf32({fragments[number]}[{group}], {rests[number]}[{group}]);")
-            yield from self._over(side, per, lines)
-        yield from self._multiply(store, left, right, _parts(fragments, rests), one)
+        product = self._product(loop)
+        names = self._fragments(product)
+        yield from self._declared_fragments(names, product)
+        yield from self._fetch(names, product)
+        yield from self._multiply(product, _parts(names))
 
-    def _product(self, loop: For) -> tuple[Store, Operand, Operand, Instruction]:
-        """The sum, its two operands and the instruction; columns are the innermost loops."""
+    def _warp_steps(self, steps: For, loop: For) -> Iterator[str]:
+        """The instructions of several steps: the next one's fragments are fetched while a step is multiplied."""
+        product = self._product(loop)
+        count = (as_number(steps.upper) or 0) // steps.step
+        if product.one.is_split or count < 2:  # parts of both steps would take too many registers
+            yield from self._for(steps)
+            yield from indented(self._warp(loop))
+            yield "}"
+            return
+        names = self._fragments(product)
+        yield from self._declared_fragments(names, product, "[2]")
+        yield from self._fetch(names.at("0"), product.in_step(steps.var, integer(0)))
+        yield from self._for(steps)
+        var = self._var(steps)
+        following: Expr = Op("add", (index_var(steps.var), integer(steps.step)), i64)
+        ahead = self._fetch(names.at(f"({var} / {steps.step} + 1) % 2"), product.in_step(steps.var, following))
+        body = [f"if ({self._x.text(following)} < {self._x.text(steps.upper)}) {{", *indented(ahead), "}"]
+        body += self._multiply(product, _parts(names.at(f"{var} / {steps.step} % 2")))
+        yield from indented(body)
+        yield "}"
+
+    def _fragments(self, product: Product) -> Fragments:
+        own = [
+            self._unused(f"{self._shared.names.arrays[side.load.buffer].removesuffix('_tile')}_own", "")
+            for side in (product.left, product.right)
+        ]
+        rests = [self._unused(f"{name}_rest", "") for name in own] if product.one.is_split else []
+        return Fragments(tuple(own), tuple(rests))
+
+    def _declared_fragments(self, names: Fragments, product: Product, times: str = "") -> Iterator[str]:
+        counts = product.left.groups * product.one.row_width // 2, product.right.groups
+        for arrays in filter(None, (names.own, names.rests)):
+            declared = (f"{name}{times}[{count}][4]" for name, count in zip(arrays, counts, strict=True))
+            yield f"po_u32 {', '.join(declared)};"
+
+    def _fetch(self, names: Fragments, product: Product) -> Iterator[str]:
+        """The lines that fetch the fragments of a step."""
+        one = product.one
+        for number, (side, per) in enumerate(((product.left, 2 // one.row_width), (product.right, 1))):
+            group = self._number(side, per)
+            lines = self._fetched(f"{names.own[number]}[{group}]", side, one)
+            if names.rests:
+                lines.append(f"po_split_tf32({names.own[number]}[{group}], {names.rests[number]}[{group}]);")
+            yield from self._over(side, per, lines)
+
+    def _product(self, loop: For) -> Product:
+        """What a loop multiplies; columns are the innermost loops."""
         nest: list[For] = []
         inner: Stmt = loop.body
         while isinstance(inner, For):
@@ -122,7 +186,7 @@ class WarpPrinter(SharedPrinter):
             raise ScheduleError("no instruction multiplies a warp's operands", why=kinds)
         if bool(halves) == one.is_of_bytes or self._has_exchange != (bool(halves) and not operands[1].is_along):
             raise ScheduleError("a warp's lanes have other columns than an instruction gives them", why=str(one))
-        return inner, operands[0], operands[1], one
+        return Product(inner, operands[0], operands[1], one)
 
     def _lane_loops(self) -> list[For]:
         """The loops that the lanes of a warp share: over rows, over columns, over the halves of a group of these."""
@@ -196,11 +260,10 @@ class WarpPrinter(SharedPrinter):
         }
         return self._x.element(side.load.buffer, side.at(place)).text
 
-    def _multiply(
-        self, store: Store, left: Operand, right: Operand, parts: Sequence[tuple[str, str]], one: Instruction
-    ) -> Iterator[str]:
+    def _multiply(self, product: Product, parts: Sequence[tuple[str, str]]) -> Iterator[str]:
         """The instructions, one for each pair of fragments: two for each group of columns. parts: names of fragments
         whose products are added up"""
+        store, left, right, one = product.store, product.left, product.right, product.one
         assert right.lane is not None
         half = self._unused("half", "")
         self._x.ranges[half], self._shared.names.variables[half] = (integer(0), integer(1)), half
@@ -246,8 +309,9 @@ class WarpPrinter(SharedPrinter):
         return var if step == 1 else f"{var} / {step}"
 
 
-def _parts(own: Sequence[str], rests: Sequence[str]) -> list[tuple[str, str]]:
+def _parts(names: Fragments) -> list[tuple[str, str]]:
     """The fragments to multiply, the smallest first: a rest with a rest is left out."""
+    own, rests = names.own, names.rests
     pairs = [(rests[0], own[1]), (own[0], rests[1])] if rests else []
     return [*pairs, (own[0], own[1])]
 

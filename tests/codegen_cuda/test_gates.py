@@ -43,23 +43,24 @@ _EXCHANGED = ((("SHFL",), 32), (("STG", "64"), 16))
 """Sums that neighboring lanes exchange, and results of which a lane stores four."""
 
 GATES: dict[str, Gate] = {
-    "matmul_f32": Gate(registers=127, opcodes=(*_RING, (("LDS", "128"), 64))),  # 64 sums: two blocks at a time
+    "matmul_f32": Gate(registers=128, opcodes=(*_RING, (("LDS", "128"), 64))),  # 64 sums: two blocks at a time
     # operands in two parts of tf32 each, three products of them: one block at a time
     "matmul_f32_fast": Gate(
         registers=200, opcodes=(*_RING[:3], (("LDSM", "M88", "4"), 4), (("HMMA", "1688", "TF32"), 96))
     ),
-    # 64 sums again, of which neighboring lanes exchange half: four lanes store a sector of results of 2 bytes
-    "matmul_bf16": Gate(registers=125, sectors=1.0, opcodes=(*_PRODUCTS, *_EXCHANGED, (("HMMA", "16816", "BF16"), 32))),
-    "matmul_f16": Gate(registers=125, sectors=1.0, opcodes=(*_PRODUCTS, *_EXCHANGED, (("HMMA", "16816"), 32))),
+    # 128 sums of each of 128 threads, two blocks at a time, and the fragments of two steps; neighboring lanes exchange
+    # half of the sums: four lanes store a sector of results of 2 bytes
+    "matmul_bf16": Gate(registers=230, sectors=1.0, opcodes=(*_PRODUCTS, *_EXCHANGED, (("HMMA", "16816", "BF16"), 64))),
+    "matmul_f16": Gate(registers=230, sectors=1.0, opcodes=(*_PRODUCTS, *_EXCHANGED, (("HMMA", "16816"), 64))),
     "matmul_i8": Gate(
-        registers=124, sectors=1.0, opcodes=(*_PRODUCTS, (("IMMA", "16832", "S8"), 32), (("STG", "128"), 8))
+        registers=220, sectors=1.0, opcodes=(*_PRODUCTS, (("IMMA", "16832", "S8"), 64), (("STG", "128"), 8))
     ),
-    "conv2d_bf16": Gate(registers=75, sectors=1.0, opcodes=(*_PRODUCTS, (("HMMA", "16816", "BF16"), 16))),
-    # its ring has four slots: 128 registers, the most that let two blocks of 256 threads share a multiprocessor
-    "attention_bf16": Gate(registers=128, sectors=1.0, opcodes=(*_PRODUCTS, (("HMMA", "16816", "BF16"), 64))),
+    "conv2d_bf16": Gate(registers=150, sectors=1.0, opcodes=(*_PRODUCTS, (("HMMA", "16816", "BF16"), 32))),
+    "attention_bf16": Gate(registers=241, sectors=1.0, opcodes=(*_PRODUCTS, (("HMMA", "16816", "BF16"), 128))),
     "conv2d": Gate(registers=80, opcodes=(*_RING, (("LDS", "128"), 48))),
-    "layernorm": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
-    "softmax": Gate(registers=40, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
+    # rows stay in registers from one sum to the next
+    "layernorm": Gate(registers=48, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
+    "softmax": Gate(registers=64, opcodes=(*_WIDE, (("SHFL",), 10), (("BAR",), 2))),
     "pointwise_bf16": Gate(registers=40, opcodes=((("LDG", "128"), 3), (("STG", "128"), 1))),
     "column_sum": Gate(registers=32, sectors=1.0),
     "transpose": Gate(registers=24, sectors=1.0, opcodes=((("LDG", "128"), 1), (("STG", "128"), 1))),

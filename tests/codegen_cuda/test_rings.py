@@ -15,6 +15,7 @@ from polyopt.codegen_cuda.shapes import replaced
 from polyopt.dsl.ir import Op
 from polyopt.errors import LegalityError
 from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, integer, walk
+from polyopt.target import gpu_preset
 from tests.codegen_cuda.running import Array, emulate, interpreted, lowered
 from tests.codegen_cuda.test_emulated import assert_equals, inputs, needs_compiler
 from tests.codegen_cuda.test_faults import planted, problems
@@ -63,15 +64,20 @@ def changed(statement: Stmt, change: Callable[[Stmt], Stmt]) -> Stmt:
 
 def test_as_many_slots_as_shared_memory_has_room_for() -> None:
     large = {"M": 4096, "N": 4096, "K": 4096}
-    assert {loop.chunk for loop in rings(lowered(product, **large).loops)} == {4}, "16 KiB a piece, of 81"
-    assert {loop.chunk for loop in rings(lowered(product, target="sm_86", **large).loops)} == {3}, "of 49"
+    assert {loop.chunk for loop in rings(lowered(product, **large).loops)} == {3}, "a block works long on each"
+    small = {"M": 1024, "N": 1024, "K": 1024}
+    assert {loop.chunk for loop in rings(lowered(product, **small).loops)} == {4}, "8 KiB a piece, of 54"
+    few = gpu_preset("sm_80")
+    assert few.gpu is not None
+    few = replace(few, gpu=replace(few.gpu, shared_bytes=69 << 10))
+    assert {loop.chunk for loop in rings(lowered(product, target=few, **large).loops)} == {2}, "16 KiB a piece, of 34"
     assert {loop.chunk for loop in rings(lowered(product, M=256, N=256, K=256).loops)} == {4}
     assert {loop.chunk for loop in rings(lowered(product, M=256, N=256, K=33).loops)} == {2}, "two whole pieces"
     assert not rings(lowered(product, M=256, N=256, K=16).loops), "there is nothing to run ahead of"
 
 
 def test_the_plan_says_how_far_copies_run_ahead() -> None:
-    assert "copies run 3 pieces ahead in 4 slots" in str(lowered(product, M=4096, N=4096, K=4096).mapping)
+    assert "copies run 3 pieces ahead in 4 slots" in str(lowered(product, M=1024, N=1024, K=1024).mapping)
 
 
 def test_rings_are_proved() -> None:
