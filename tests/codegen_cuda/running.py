@@ -1,6 +1,4 @@
-"""Runs operators through the CUDA path: on the emulator, every access checked, and on a GPU where there is one; or on the
-interpreter.
-"""
+"""Runs operators through the CUDA path: on the emulator, every access checked, and on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -21,6 +19,8 @@ from polyopt.runtime.cuda.program import Failed, OnHost, Place, Program
 from polyopt.runtime.emulator.driver import EmulatedModule, Emulator, Mode, Problem, Traffic
 
 Array = np.ndarray[Any, Any]
+Results = tuple[dict[str, Array], Failed | None]
+"""By name, and the run-time check that failed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,15 +56,15 @@ def emulate(lowering: GpuLowering, arguments: dict[str, Array], sizes: dict[str,
     """
     emulator = Emulator(emulator_object, mode)
     program = Program(from_source(lowering.cuda), emulator)
-    results, failed = _run(program, arguments, sizes)
+    results, failed = run(program, arguments, sizes)
     assert isinstance(program.module, EmulatedModule)
     traffic = emulator.traffic(program.module) if mode == "count" else ()
     if mode == "check" and not emulator.found and compilation.gpu_here() is not None:
-        _assert_alike(_run(_on_gpu(lowering), arguments, sizes), (results, failed))
+        _assert_alike(run(on_gpu(lowering), arguments, sizes), (results, failed))
     return Outcome(tuple(results.values()), tuple(emulator.found), traffic, failed)
 
 
-def _run(program: Program, arguments: dict[str, Array], sizes: dict[str, int]) -> tuple[dict[str, Array], Failed | None]:
+def run(program: Program, arguments: dict[str, Array], sizes: dict[str, int]) -> Results:
     """The results, by name, and the check that failed."""
     places: dict[str, Place] = {}
     results: dict[str, Array] = {}
@@ -78,7 +78,7 @@ def _run(program: Program, arguments: dict[str, Array], sizes: dict[str, int]) -
     return results, program.run(places, sizes)
 
 
-def _on_gpu(lowering: GpuLowering) -> Program:
+def on_gpu(lowering: GpuLowering) -> Program:
     """The kernels on this machine's GPU."""
     driver, source = devices.driver(), lowering.cuda
     arch = driver.limits.arch
@@ -86,7 +86,7 @@ def _on_gpu(lowering: GpuLowering) -> Program:
     return Program(from_source(source, arch=arch, cubin=cubin), driver)
 
 
-def _assert_alike(got: tuple[dict[str, Array], Failed | None], want: tuple[dict[str, Array], Failed | None]) -> None:
+def _assert_alike(got: Results, want: Results) -> None:
     """Integers exactly, floats to the rounding of their dtype: functions and sums inside `mma` differ in last bits."""
     assert got[1] == want[1], f"a run-time check gave {got[1]} on the GPU and {want[1]} on the emulator"
     for name, array in got[0].items() if want[1] is None else ():

@@ -3,8 +3,9 @@
 1. installs the wheels that lie in `--wheels`, without a network, into a folder of this run;
 2. runs the CUDA tests, whose kernels then run on the hardware;
 3. runs the probes on the GPU and on the emulator and compares their bits;
-4. times the benchmark table;
-5. writes all of it as JSON.
+4. counts sectors and wavefronts of some kernels with Nsight Compute and on the emulator;
+5. times the benchmark table;
+6. writes all of it as JSON.
 
 `--dry` does without a GPU what can be done: the tests and probes run on the emulator, the table's kernels are compiled
 for sm_90, and every time is "not measured".
@@ -13,6 +14,7 @@ for sm_90, and every time is "not measured".
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -21,12 +23,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 NOT_MEASURED = "not measured"
-TESTS = ("tests/codegen_cuda", "tests/runtime/test_gpu.py")
+TESTS = ("tests/codegen_cuda", "tests/runtime/test_gpu.py", "tests/operators")
 ARCH = "sm_90"
 
 
@@ -41,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": lambda: _machine(options.dry),
         "tests": lambda: _tests(options.tests),
         "probes": lambda: _probes(options.dry, options.save_probes),
+        "counters": lambda: _counters(options.dry),
         "table": lambda: _table(options.dry, options.rows),
     }
     results: dict[str, Any] = {}
@@ -59,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dry", action="store_true", help="do without a GPU")
     parser.add_argument("--wheels", type=Path, help="folder of wheels to install first")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="where the results go (default: gpu.json)")
-    parser.add_argument("--skip", action="append", default=[], choices=["tests", "probes", "table"])
+    parser.add_argument("--skip", action="append", default=[], choices=["tests", "probes", "counters", "table"])
     parser.add_argument("--rows", nargs="*", help="rows of the table (default: all)")
     parser.add_argument("--tests", nargs="*", default=list(TESTS), help="what pytest runs")
     parser.add_argument(
@@ -106,8 +110,13 @@ def _machine(dry: bool) -> dict[str, Any]:
 
 
 def _tests(which: Sequence[str]) -> dict[str, Any]:
-    """With a GPU, the fixture `polyopt_check` runs kernels there."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *which]
+    """With a GPU, the fixture `polyopt_check` runs kernels there, and so does what runs them on the emulator."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", *which]
+    if not any(entry.name == "polyopt" for entry in metadata.entry_points(group="pytest11")):
+        command += ["-p", "polyopt.testing"]  # run from the sources, not installed
+    if importlib.util.find_spec("xdist") is not None:
+        command += ["-n", "auto", "--dist", "worksteal"]
+    command += ["--polyopt-target", "cuda"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return {"rc": done.returncode, "tail": done.stdout.splitlines()[-20:]}
 
@@ -130,10 +139,18 @@ def _probes(dry: bool, save: Path | None) -> dict[str, Any]:
     return {"device": devices.driver().limits.name, "problems": list(map(str, emulator.found)), "differ": differ}
 
 
+def _counters(dry: bool) -> Any:
+    from tools.gpu import counters
+
+    return counters.emulated() if dry else counters.compared()
+
+
 def _table(dry: bool, rows: Sequence[str] | None) -> list[dict[str, Any]]:
     from tools.gpu.table import ROWS
 
     found = []
+    if not dry:
+        _compile_together(rows or list(ROWS))
     for name in rows or ROWS:
         try:
             found.append(_compiled(name) if dry else _measured(name))
@@ -141,6 +158,20 @@ def _table(dry: bool, rows: Sequence[str] | None) -> list[dict[str, Any]]:
             found.append({"row": name, "failure": f"{type(failure).__name__}: {failure}"[:500]})
         _say(f"  {found[-1]}")
     return found
+
+
+def _compile_together(rows: Sequence[str]) -> None:
+    """A process for each row calls everything once, so that the caches on disk have what timing needs."""
+    code = "import sys\nfrom tools.gpu import table, timing\ntiming.warm(sys.argv[1], table.ROWS[sys.argv[1]])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, row], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for row in rows
+    ]
+    for one in started:
+        one.wait()
 
 
 def _compiled(name: str) -> dict[str, Any]:
