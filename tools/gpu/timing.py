@@ -64,7 +64,7 @@ def warm(name: str, row: Row) -> None:
 def _contenders(name: str, row: Row) -> dict[str, Callable[..., Any]]:
     import torch
 
-    mode = "max-autotune-no-cudagraphs" if row.flops < 100 * row.moved else "default"
+    mode = "max-autotune-no-cudagraphs" if row.flops < 10 * row.moved else "default"
     return {
         "polyopt": lambda *args: row.op(*args, **row.constants),
         "torch": row.library,
