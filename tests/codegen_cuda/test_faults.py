@@ -125,6 +125,7 @@ def test_what_the_fixture_says_of_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch
     """The line, what is wrong with it, and the kernel's text with its lines numbered."""
     from polyopt import gpu_pipeline
 
+    monkeypatch.setattr("polyopt.compilation.gpu_here", lambda: None)
     emit = gpu_pipeline.cuda_emit.emit
 
     def wrong(program: Any, **options: Any) -> Any:
