@@ -11,6 +11,7 @@ from dataclasses import field
 from polyopt.classes import dataclass
 from polyopt.codegen_c.identifiers import external, identifiers, symbol_of
 from polyopt.codegen_cuda.expressions import helpers, in_cuda
+from polyopt.codegen_cuda.intervals import Interval, of_loop
 from polyopt.codegen_cuda.kernel import KernelPrinter
 from polyopt.codegen_cuda.partition import has_grid
 from polyopt.codegen_cuda.reductions import Reductions
@@ -74,6 +75,7 @@ class _Writer:
     """Writes the kernels one by one.
 
     most_shared: bytes of shared memory of a block; given: what divides sizes, where the host has asked
+    around:      where the variables of the loops lie that the host is in
     """
 
     program: LoopProgram
@@ -81,6 +83,7 @@ class _Writer:
     kernels: list[CudaKernel] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     given: dict[str, int] = field(default_factory=dict)
+    around: dict[str, Interval] = field(default_factory=dict)
     names: Names = field(init=False)
     reductions: Reductions = field(init=False)
     symbol: str = field(init=False)
@@ -104,7 +107,11 @@ class _Writer:
             case Block(body):
                 return self.sequence(body)
             case For(var=var, lower=lower, upper=upper, step=step):
-                return (Repeat(var, lower, upper, self.host(statement.body), step),)
+                around = self.around
+                self.around = {**around, var: of_loop(statement, around)}
+                inner = self.host(statement.body)
+                self.around = around
+                return (Repeat(var, lower, upper, inner, step),)
             case If(condition, then, otherwise):
                 given = self.given
                 self.given = {**given, **facts(condition)}
@@ -138,7 +145,7 @@ class _Writer:
         name = f"{self.symbol}_{len(self.kernels)}"
         while name in self.names.names:
             name += "_"
-        printer = KernelPrinter(name, statement, self.names, self.reductions, self.given, self.most_shared)
+        printer = KernelPrinter(name, statement, self.names, self.reductions, self.given, self.most_shared, self.around)
         kernel, text = printer.kernel()
         self.kernels.append(kernel)
         self.texts.append(text)

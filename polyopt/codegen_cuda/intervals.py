@@ -54,6 +54,10 @@ def interval(expr: Expr, ranges: Mapping[str, Interval]) -> Interval:
         case Op("add", (left, right)):
             (a, b), (c, d) = interval(left, ranges), interval(right, ranges)
             return folded("add", a, c), folded("add", b, d)
+        case Op("sub", (left, Op("mul", (Op("floordiv", (whole, Const(divisor))), Const(factor))))) if (
+            divisor == factor and int(divisor) > 0 and (more := _ahead(whole, left)) is not None
+        ):
+            return integer(-more), integer(int(divisor) - 1 - more)
         case Op("sub", (left, right)):
             (a, b), (c, d) = interval(left, ranges), interval(right, ranges)
             return folded("sub", a, d), folded("sub", b, c)
@@ -75,6 +79,19 @@ def interval(expr: Expr, ranges: Mapping[str, Interval]) -> Interval:
             return folded("minimum", a, c), folded("maximum", b, d)
         case _:
             return expr, expr
+
+
+def _ahead(expr: Expr, other: Expr) -> int | None:
+    """By which constant an expression is more than another one; None where that is not plain."""
+    match expr:
+        case _ if expr == other:
+            return 0
+        case Op("add", (left, Const(more))) if left == other:
+            return int(more)
+        case Op("sub", (left, Const(less))) if left == other:
+            return -int(less)
+        case _:
+            return None
 
 
 def _product(left: Expr, right: Expr, ranges: Mapping[str, Interval]) -> Interval:

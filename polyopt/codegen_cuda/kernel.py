@@ -16,7 +16,7 @@ from typing import assert_never
 from polyopt.codegen_c.c_expressions import Text
 from polyopt.codegen_c.c_helpers import stored_type, value_type
 from polyopt.codegen_cuda.barriers import Touch, conflicts, in_any_iteration, touches, values_apart
-from polyopt.codegen_cuda.intervals import as_number, folded
+from polyopt.codegen_cuda.intervals import Interval, as_number, folded
 from polyopt.codegen_cuda.kept import kept, turns_of
 from polyopt.codegen_cuda.launch import pointer
 from polyopt.codegen_cuda.reductions import Reductions, neutral_text
@@ -58,7 +58,8 @@ from polyopt.target import WARP
 class KernelPrinter(WarpPrinter):
     """Prints one kernel.
 
-    given: what divides sizes whenever it runs; most_shared: bytes of shared memory that a block may have
+    given:  what divides sizes whenever it runs; most_shared: bytes of shared memory that a block may have
+    around: where variables of the host's loops lie
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class KernelPrinter(WarpPrinter):
         reductions: Reductions,
         given: Mapping[str, int],
         most_shared: int,
+        around: Mapping[str, Interval],
     ) -> None:
         super().__init__(shared, reductions, statement)
+        self._x.ranges.update(around)
         self._most_shared = most_shared
         self._known.update(given)
         self._name = name

@@ -8,8 +8,12 @@ import pytest
 
 import polyopt as po
 from polyopt import cli, f32
+from polyopt.codegen_cuda.intervals import as_number, interval
 from polyopt.codegen_cuda.source import RECORD, Repeat, walk_steps
+from polyopt.dsl.ir import Op, Var
+from polyopt.dtypes import i64
 from polyopt.errors import ArgumentError, BackendUnavailable
+from polyopt.loops.ir import integer
 from tests.codegen_cuda.running import lowered
 from tests.golden.test_golden import OPERATORS, load
 
@@ -104,3 +108,28 @@ def test_the_command_prints_every_stage_without_a_gpu(capsys: pytest.CaptureFixt
         assert cli.main(["show-schedule", operator, "M=64", "N=100", "--target", "cuda", "--stage", stage]) == 0
         printed = capsys.readouterr().out
         assert {"mapping": "rows", "loops": "block for", "cuda": "PO_KERNEL", "report": "proved"}[stage] in printed
+
+
+@po.op
+def relaxed(u: f32[M, N], steps: int):
+    v = po.tensor("v")
+    t = po.index("t", extent=steps)
+    v[0, i, j] = u[i, j]
+    v[t + 1, i, j] = po.where((0 < i) & (i < M - 1), (v[t, i, j] + v[t, i - 1, j] + v[t, i + 1, j]) * 0.25, v[t, i, j])
+    return v[steps]
+
+
+def test_kernels_know_where_the_steps_of_the_host_lie() -> None:
+    """Slices of the two last steps: the number of a step is a kernel's parameter, and its remainder 0 or 1."""
+    text = relaxed.lower(M=8192, N=8192, steps=16, target="sm_90").source("cuda")
+    assert "const int j = " in text and "const int64_t" not in text and "po_floordiv" not in text
+
+
+def test_the_interval_of_a_remainder() -> None:
+    t = Var("t", i64)
+    for ahead in range(-2, 3):
+        whole = t if not ahead else Op("add", (t, integer(ahead)), i64)
+        even = Op("mul", (Op("floordiv", (whole, integer(3)), i64), integer(3)), i64)
+        low, high = map(as_number, interval(Op("sub", (t, even), i64), {"t": (integer(0), integer(10**12))}))
+        found = {n - (n + ahead) // 3 * 3 for n in range(30)}
+        assert (low, high) == (min(found), max(found))

@@ -2,13 +2,6 @@
 
 #include "po_device.h"
 
-static PO_DEVICE int64_t po_floordiv_i64(int64_t a, int64_t b)
-{
-    if (b == 0) return 0;
-    if (b == -1) return (int64_t)(0 - (uint64_t)a);
-    return (int64_t)(a / b - (a % b != 0 && (a % b < 0) != (b < 0)));
-}
-
 PO_KERNEL void __launch_bounds__(64) heat3d_0(const float *__restrict__ start, float *u)
 {
     const int i = (int)blockIdx.y;
@@ -22,12 +15,12 @@ PO_ENTRY(heat3d_0)
 
 PO_KERNEL void __launch_bounds__(256) heat3d_1(float *u, int64_t t)
 {
-    const int64_t i = (int64_t)blockIdx.y;
-    const int64_t j_block_2 = (int64_t)blockIdx.x * 8;  // j block
-    const int64_t k_block_2 = 0;  // k block
-    const int64_t j = j_block_2 + (int)threadIdx.y;
-    const int64_t k = k_block_2 + (int)threadIdx.x;
-    u[(t - po_floordiv_i64(t + 1, 2) * 2 + 1) * 32768 + i * 1024 + j * 32 + k] = ((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - po_floordiv_i64(t, 2) * 2) * 32768 + i * 1024 + j * 32 + k] : 0.0f) + 0.125f * ((((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - po_floordiv_i64(t, 2) * 2) * 32768 + (i + 1) * 1024 + j * 32 + k] : 0.0f) - 2.0f * (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - po_floordiv_i64(t, 2) * 2) * 32768 + i * 1024 + j * 32 + k] : 0.0f) + (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - po_floordiv_i64(t, 2) * 2) * 32768 + (i - 1) * 1024 + j * 32 + k] : 0.0f)) + 0.125f * ((((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - po_floordiv_i64(t, 2) * 2) * 32768 + i * 1024 + (j + 1) * 32 + k] : 0.0f) - 2.0f * (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - po_floordiv_i64(t, 2) * 2) * 32768 + i * 1024 + j * 32 + k] : 0.0f) + (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - po_floordiv_i64(t, 2) * 2) * 32768 + i * 1024 + (j - 1) * 32 + k] : 0.0f)) + 0.125f * ((((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - po_floordiv_i64(t, 2) * 2) * 32768 + i * 1024 + j * 32 + k + 1] : 0.0f) - 2.0f * (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - po_floordiv_i64(t, 2) * 2) * 32768 + i * 1024 + j * 32 + k] : 0.0f) + (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - po_floordiv_i64(t, 2) * 2) * 32768 + i * 1024 + j * 32 + k - 1] : 0.0f)) : (!(((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31) ? u[(t - po_floordiv_i64(t, 2) * 2) * 32768 + i * 1024 + j * 32 + k] : 0.0f);
+    const int i = (int)blockIdx.y;
+    const int j_block_2 = (int)blockIdx.x * 8;  // j block
+    const int k_block_2 = 0;  // k block
+    const int j = j_block_2 + (int)threadIdx.y;
+    const int k = k_block_2 + (int)threadIdx.x;
+    u[(t - (t + 1) / 2 * 2 + 1) * 32768 + i * 1024 + j * 32 + k] = ((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - t / 2 * 2) * 32768 + i * 1024 + j * 32 + k] : 0.0f) + 0.125f * ((((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - t / 2 * 2) * 32768 + (i + 1) * 1024 + j * 32 + k] : 0.0f) - 2.0f * (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - t / 2 * 2) * 32768 + i * 1024 + j * 32 + k] : 0.0f) + (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - t / 2 * 2) * 32768 + (i - 1) * 1024 + j * 32 + k] : 0.0f)) + 0.125f * ((((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - t / 2 * 2) * 32768 + i * 1024 + (j + 1) * 32 + k] : 0.0f) - 2.0f * (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - t / 2 * 2) * 32768 + i * 1024 + j * 32 + k] : 0.0f) + (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - t / 2 * 2) * 32768 + i * 1024 + (j - 1) * 32 + k] : 0.0f)) + 0.125f * ((((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - t / 2 * 2) * 32768 + i * 1024 + j * 32 + k + 1] : 0.0f) - 2.0f * (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - t / 2 * 2) * 32768 + i * 1024 + j * 32 + k] : 0.0f) + (((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31 ? u[(t - t / 2 * 2) * 32768 + i * 1024 + j * 32 + k - 1] : 0.0f)) : (!(((((i > 0 && i < 31) && j > 0) && j < 31) && k > 0) && k < 31) ? u[(t - t / 2 * 2) * 32768 + i * 1024 + j * 32 + k] : 0.0f);
 }
 PO_ENTRY(heat3d_1)
 
