@@ -9,17 +9,19 @@ Sources: [PPCG13] for blocks and threads from tiles of coincident bands, [CUDA] 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import prod
 from typing import assert_never
 
 from polyopt.classes import dataclass
+from polyopt.codegen_cuda import kept
 from polyopt.codegen_cuda.contractions import Products, Tiles
 from polyopt.codegen_cuda.cost import SECTOR_BYTES, access_bytes, power_above, statement_bytes
 from polyopt.codegen_cuda.plan import CudaMapping, CudaNest
-from polyopt.dsl.affine import Affine, axes_of
+from polyopt.dsl.affine import Affine, Atom, AxisRef, axes_of, axis, substitute
+from polyopt.dsl.ir import DataIndex
 from polyopt.poly.roles import roles_of
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, numbered, sequence, statements
@@ -119,7 +121,8 @@ class _Planner:
         if shared and not self.reuses(body, around):
             inside = self.most(shared)
             threads = self.row_threads(around, inside)
-            rows = self.traffic(shared, statements(body)) / self.utilisation(around * min(inside, threads))
+            moved = self.traffic(shared, statements(body)) - self.in_registers(chain, shared, statements(body), threads)
+            rows = moved / self.utilisation(around * min(inside, threads))
             rows /= min(1.0, inside / WARP)
             columns = self.columns(head, chain, lane, body)
             if columns is not None:
@@ -277,6 +280,32 @@ class _Planner:
             own = next((loop for loop in lanes if name in loop.statements), None)
             axis = axis_of(own.row(name)) if own is not None else None
             total += self.extents.instances(name) * statement_bytes(self.scop, self.scop.statement(name), axis)
+        return total
+
+    def in_registers(self, chain: Sequence[Loop], shared: Sequence[Loop], names: Sequence[str], threads: int) -> float:
+        """Bytes of what a row's threads read again, which stays in their registers (`kept`)."""
+        written = {self.scop.statement(name).array for name in names}
+        seen: set[tuple[str, tuple[Affine, ...]]] = set()
+        total = 0.0
+        for name in names:
+            own = next((loop for loop in shared if name in loop.statements), None)
+            if own is None:
+                continue
+            places = {axis_of(loop.row(name)): f"{n}" for n, loop in enumerate((own, *chain))}
+
+            def renamed(atom: Atom, places: Mapping[str | None, str] = places) -> Affine | None:
+                return axis(places[atom.name]) if isinstance(atom, AxisRef) and atom.name in places else None
+
+            for access in self.scop.statement(name).reads:
+                read, dtype = access.read, self.scop.array(access.read.tensor).dtype
+                if read.tensor in written or any(isinstance(s, DataIndex) for s in read.subscripts):
+                    continue
+                if -(-self.extent(own) // threads) * dtype.itemsize > kept.MOST_BYTES:
+                    continue
+                key = read.tensor, tuple(substitute(s, renamed) for s in read.subscripts if isinstance(s, Affine))
+                if key in seen:
+                    total += self.extents.instances(name) * access_bytes(read.subscripts, dtype, axis_of(own.row(name)))
+                seen.add(key)
         return total
 
     def utilisation(self, threads: int) -> float:
