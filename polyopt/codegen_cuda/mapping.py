@@ -21,7 +21,7 @@ from polyopt.codegen_cuda.contractions import Products, Tiles
 from polyopt.codegen_cuda.cost import SECTOR_BYTES, access_bytes, power_above, statement_bytes
 from polyopt.codegen_cuda.plan import CudaMapping, CudaNest
 from polyopt.dsl.affine import Affine, Atom, AxisRef, axes_of, axis, substitute
-from polyopt.dsl.ir import DataIndex
+from polyopt.dsl.ir import DataIndex, Read
 from polyopt.poly.roles import roles_of
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, numbered, sequence, statements
@@ -292,20 +292,14 @@ class _Planner:
             if own is None:
                 continue
             places = {axis_of(loop.row(name)): f"{n}" for n, loop in enumerate((own, *chain))}
-
-            def renamed(atom: Atom, places: Mapping[str | None, str] = places) -> Affine | None:
-                return axis(places[atom.name]) if isinstance(atom, AxisRef) and atom.name in places else None
-
-            for access in self.scop.statement(name).reads:
-                read, dtype = access.read, self.scop.array(access.read.tensor).dtype
-                if read.tensor in written or any(isinstance(s, DataIndex) for s in read.subscripts):
+            for read in (access.read for access in self.scop.statement(name).reads):
+                dtype, element = self.scop.array(read.tensor).dtype, _element(read, places)
+                size = -(-self.extent(own) // threads) * dtype.itemsize
+                if element is None or read.tensor in written or size > kept.MOST_BYTES:
                     continue
-                if -(-self.extent(own) // threads) * dtype.itemsize > kept.MOST_BYTES:
-                    continue
-                key = read.tensor, tuple(substitute(s, renamed) for s in read.subscripts if isinstance(s, Affine))
-                if key in seen:
+                if element in seen:
                     total += self.extents.instances(name) * access_bytes(read.subscripts, dtype, axis_of(own.row(name)))
-                seen.add(key)
+                seen.add(element)
         return total
 
     def utilisation(self, threads: int) -> float:
@@ -339,6 +333,17 @@ class _Planner:
             chunks.insert(0, min(left, power_above(self.extent(loop))))
             left //= chunks[0]
         return tuple(chunks)
+
+
+def _element(read: Read, places: Mapping[str | None, str]) -> tuple[str, tuple[Affine, ...]] | None:
+    """What a read reads, its axes named by their loops' places; None where data says."""
+
+    def placed(atom: Atom) -> Affine | None:
+        return axis(places[atom.name]) if isinstance(atom, AxisRef) and atom.name in places else None
+
+    if any(isinstance(subscript, DataIndex) for subscript in read.subscripts):
+        return None
+    return read.tensor, tuple(substitute(s, placed) for s in read.subscripts if isinstance(s, Affine))
 
 
 def chain_of(head: Loop) -> tuple[list[Loop], Tree]:

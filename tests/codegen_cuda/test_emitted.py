@@ -13,7 +13,7 @@ from polyopt.codegen_cuda.source import RECORD, Repeat, walk_steps
 from polyopt.dsl.ir import Op, Var
 from polyopt.dtypes import i64
 from polyopt.errors import ArgumentError, BackendUnavailable
-from polyopt.loops.ir import integer
+from polyopt.loops.ir import Expr, integer
 from tests.codegen_cuda.running import lowered
 from tests.golden.test_golden import OPERATORS, load
 
@@ -128,8 +128,8 @@ def test_kernels_know_where_the_steps_of_the_host_lie() -> None:
 def test_the_interval_of_a_remainder() -> None:
     t = Var("t", i64)
     for ahead in range(-2, 3):
-        whole = t if not ahead else Op("add", (t, integer(ahead)), i64)
-        even = Op("mul", (Op("floordiv", (whole, integer(3)), i64), integer(3)), i64)
+        whole: Expr = t if not ahead else Op("add", (t, integer(ahead)), i64)
+        even: Expr = Op("mul", (Op("floordiv", (whole, integer(3)), i64), integer(3)), i64)
         low, high = map(as_number, interval(Op("sub", (t, even), i64), {"t": (integer(0), integer(10**12))}))
         found = {n - (n + ahead) // 3 * 3 for n in range(30)}
         assert (low, high) == (min(found), max(found))
