@@ -27,11 +27,12 @@ from polyopt.dsl.affine import (
     axes_of,
     conjunction,
     holds,
+    is_nonnegative,
     map_condition,
     substitute,
 )
 from polyopt.dsl.builtins import BUILTINS
-from polyopt.dtypes import DType, bf16, converted, f16, f32, i8, i32, u8
+from polyopt.dtypes import DType, bf16, converted, f16, f32, i8, i32, i64, u8
 from polyopt.fusion import residues
 
 REPEATED_COST = 16
@@ -88,8 +89,32 @@ def fold(expr: ir.Expr) -> ir.Expr:
             return expr if decided is None else then if decided else otherwise
         case ir.Op("select", (ir.Const(value), then, otherwise)):
             return then if value else otherwise
+        case ir.Reduce(body=ir.Const(1), axes=axes, guard=guard) if (
+            expr.reducer.name == "sum" and expr.dtype == i64 and guard == TRUE
+        ):
+            return _count(axes) or expr
         case _:
             return expr
+
+
+def _count(axes: Sequence[ir.Axis]) -> ir.Expr | None:
+    """How many points there are, which a mean divides by; None where that is no product of extents."""
+    number, factors = 1, list[ir.Expr]()
+    for one in axes:
+        if len(one.lower) != 1 or len(one.upper) != 1:
+            return None
+        extent = one.upper[0] - one.lower[0]
+        if extent.is_constant:
+            number *= max(0, extent.constant)
+        else:
+            value: ir.Expr = ir.IndexValue(extent, i64)
+            factors.append(value if is_nonnegative(extent) else ir.Op("maximum", (value, ir.Const(0, i64)), i64))
+    if number >= 1 << 63:
+        return None
+    product: ir.Expr = ir.Const(number, i64)
+    for factor in factors:
+        product = factor if product == ir.Const(1, i64) else ir.Op("mul", (product, factor), i64)
+    return product
 
 
 def _decided(condition: Condition) -> bool | None:
