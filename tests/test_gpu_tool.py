@@ -8,18 +8,35 @@ from pathlib import Path
 import pytest
 
 from polyopt import compilation
-from tools.gpu import probes, run
+from tools.gpu import counters, probes, run
 
 
 def test_a_dry_run_writes_what_is_known(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     rows = ["softmax", "gemm_bf16_skinny", "jacobi"]
-    assert run.main(["--dry", "--skip", "tests", "--out", str(out), "--rows", *rows]) == 0
+    skipped = ["--skip", "tests", "--skip", "counters"]
+    assert run.main(["--dry", *skipped, "--out", str(out), "--rows", *rows]) == 0
     found = json.loads(out.read_text())
     assert [row["row"] for row in found["table"]] == rows
     assert {row["ms"] for row in found["table"]} == {run.NOT_MEASURED}
     assert found["machine"]["gpu"] == found["probes"]["device"] == run.NOT_MEASURED
     assert found["probes"]["problems"] == []
+
+
+PROFILE = """\
+==PROF== Connected to process 7
+"ID","Kernel Name","Context","l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum","{0}_op_ld.sum","{0}_op_st.sum"
+"","","","sector","",""
+"0","softmax_0","1","1,024","96","32"
+"1","softmax_1","1","512","0","0"
+"2","matmul_bf16_0","1","8","16","0"
+""".format("l1tex__data_pipe_lsu_wavefronts_mem_shared")
+
+
+def test_counters_are_summed_over_an_operators_kernels() -> None:
+    found = {"softmax": {"global": 1536, "shared": 128}, "matmul_bf16": {"global": 8, "shared": 16}}
+    assert counters.counted(PROFILE) == found
+    assert counters.counted("==ERROR== no kernels were profiled") == {}
 
 
 def test_without_a_gpu_the_command_says_so(tmp_path: Path) -> None:

@@ -61,17 +61,22 @@ def _profiled(names: Iterable[str]) -> dict[str, dict[str, int]]:
     options = ["--clock-control", "none", "--csv", "--page", "raw", "--metrics", metrics]
     child = [sys.executable, "-m", "tools.gpu.counters", *names]
     done = subprocess.run([command, *options, *child], cwd=ROOT, capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
-    start = next((n for n, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if start is None:
+    found = counted(done.stdout)
+    if not found:
         raise RuntimeError(f"ncu counted nothing: {done.stdout[-500:]}{done.stderr[-500:]}")
-    rows = list(csv.DictReader(io.StringIO("\n".join([lines[start], *lines[start + 2 :]]))))  # units have a row
+    return found
+
+
+def counted(text: str) -> dict[str, dict[str, int]]:
+    """The sums over an operator's kernels, in what `ncu --csv --page raw` prints."""
+    lines = text.splitlines()
+    start = next((n for n, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     found: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for row in rows:
+    for row in csv.DictReader(io.StringIO("\n".join([*lines[start : start + 1], *lines[start + 2 :]]))):  # units: a row
         name = row["Kernel Name"].rpartition("_")[0]
         for space, group in METRICS.items():
             found[name][space] += sum(int(float(row.get(metric, "0").replace(",", "") or 0)) for metric in group)
-    return {name: dict(counted) for name, counted in found.items()}
+    return {name: dict(sums) for name, sums in found.items()}
 
 
 def _problem(name: str) -> tuple[Any, dict[str, Any]]:
