@@ -113,11 +113,10 @@ def _summand(place: _Place, reduction: ir.Reduce) -> _Place:
 
 
 def _is_shareable(place: _Place) -> bool:
-    nodes = list(ir.walk(place.value))
-    if any(isinstance(node, (ir.Reduce, ir.Where)) for node in nodes):
-        return False
     known = all(length(a) is not None and a.lower == (Affine(0),) and len(a.upper) == 1 for a in place.axes)
-    return known and len(place.axes) > 1 and {a.name for a in place.axes} == axes_in(place.value)
+    if not known or len(place.axes) < 2 or any(isinstance(node, ir.Reduce | ir.Where) for node in ir.walk(place.value)):
+        return False
+    return {a.name for a in place.axes} == axes_in(place.value)
 
 
 def _follows(place: _Place, summand: _Place) -> bool:
