@@ -33,8 +33,8 @@ TILES = (128, 64, 32)
 
 LEAST_SIDE = 8
 LONG_SUM = 256
-"""Points along a side from which on a tile of 32 pays where sums are as long as this: what many results would read each
-by itself comes once."""
+"""Points along a side from which on a tile pays, though the smallest has 32, where sums have so many terms: an operand
+comes once, and not for each of its results."""
 
 PIECE_BYTES = 64
 """Bytes along the sum of one piece of an operand: half a line of cache. Twice as many of the smallest tiles where sums

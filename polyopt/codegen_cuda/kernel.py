@@ -322,16 +322,16 @@ class KernelPrinter(WarpPrinter):
         exact = as_number(folded("sub", loop.upper, loop.lower))
         most = as_number(count(loop, self._x.ranges))
         start, upper = self._start(loop, coordinate), self._x.compared(without_tile(loop))
-        self._phase_id = id(loop)
-        if any(phase == id(loop) for phase, _ in self._kept) and (turns := turns_of(loop)) not in (None, 1):
-            assert exact is not None and turns is not None
-            turn = self._turn = self._unused(f"{name}_turn", "")
-            step = loop.chunk * loop.step
-            yield "#pragma unroll"
+        self._dealt_loop = id(loop)
+        turns = turns_of(loop) if any(phase == id(loop) for phase, _ in self._kept) else None
+        if turns is not None and turns > 1:
+            turn, step = self._unused(f"{name}_turn", ""), loop.chunk * loop.step
+            self._turn = turn
+            yield "#pragma unroll"  # registers have numbers, not indices
             yield f"for (int {turn} = 0; {turn} < {turns}; ++{turn}) {{{comment(loop)}"
             self._depth += 1
             lines = [f"const {self._index} {name} = {start} + {turn} * {step};"]
-            lines += [] if exact % step == 0 else [f"if ({name} >= {upper}) break;"]
+            lines += [] if exact == turns * step else [f"if ({name} >= {upper}) break;"]
             yield from indented([*lines, *self._dealt(rest, body, depth + 1, inside)])
             self._depth -= 1
             yield "}"

@@ -24,7 +24,7 @@ class VectorPrinter(ThreadPrinter):
     """Prints loops over lanes. Accesses whose lanes are not proved to be one vector stay accesses of each lane.
 
     _flying: buffers in shared memory that copies from global memory fill on their own
-    _kept:   vectors that stay in registers, of the loop `_phase` that threads share, whose turn is `_turn`
+    _kept:   vectors that stay in registers; _dealt_loop, _turn: which loop that threads share is printed, and its turn
     """
 
     def __init__(self, shared: Names, reductions: Reductions) -> None:
@@ -33,7 +33,7 @@ class VectorPrinter(ThreadPrinter):
         self._vectors = 1
         self._flying: set[str] = set()
         self._kept: Kept = {}
-        self._phase_id = 0
+        self._dealt_loop = 0
         self._turn = "0"
 
     def _lanes(self, loop: For, store: Store) -> Iterator[str]:
@@ -44,7 +44,7 @@ class VectorPrinter(ThreadPrinter):
             if not self._is_memory(load.buffer, load.indices, loop) or not _is_same(load, lane):
                 return None
             if load not in found:
-                slot = self._kept.get((self._phase_id, load))
+                slot = self._kept.get((self._dealt_loop, load))
                 found[load] = Load(self._vector(load.buffer, width, slot), (index_var(lane),), load.dtype)
             return found[load]
 
@@ -70,7 +70,7 @@ class VectorPrinter(ThreadPrinter):
             assert isinstance(vector, Load)
             taken, lines = self._taken(load, lane, width)
             yield from lines
-            if (self._phase_id, load) not in self._kept:
+            if (self._dealt_loop, load) not in self._kept:
                 yield f"const {self._kind(load.buffer, width)} {vector.buffer} = {taken};"
         if not is_stored:
             if hoisted is not None:
@@ -128,7 +128,7 @@ class VectorPrinter(ThreadPrinter):
 
     def _taken(self, load: Load, lane: str, width: int) -> tuple[str, list[str]]:
         """A vector, and the line that loads it where it is kept and not there yet."""
-        slot = self._kept.get((self._phase_id, load))
+        slot = self._kept.get((self._dealt_loop, load))
         if slot is None:
             return self._loaded(load, lane, width), []
         place = slot.at(self._turn)
