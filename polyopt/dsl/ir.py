@@ -381,11 +381,9 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 def walk(expr: Expr) -> Iterator[Expr]:
     """The expression and all its sub-expressions, parents first."""
-    open_: list[Expr] = [expr]
-    while open_:
-        node = open_.pop()
-        yield node
-        open_.extend(reversed(children(node)))
+    yield expr
+    for child in children(expr):
+        yield from walk(child)
 
 
 def rebuild(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
