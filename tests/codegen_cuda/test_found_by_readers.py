@@ -111,20 +111,21 @@ def test_an_element_of_a_warp_s_buffer_is_found_by_another_of_it() -> None:
     check(op, (x,), np.take_along_axis(e, e, 1) + e.sum(1, keepdims=True, dtype=np.int32), target=FEW)
 
 
+@po.op
+def least_sums(x: f32[T, N]):
+    t, j = po.index("t", extent=T), po.index("j", extent=N)
+    r, a = po.tensor("r", shape=(T, N)), po.tensor("a", shape=(T,))
+    r[t, j] = x[t, j] + po.where(t > 0, a[t - 1], 0)
+    a[t] = po.min(r[t, j], j)
+    return a
+
+
 @pytest.mark.parametrize("rows", [1, 2, 30])
 def test_threads_share_a_sum_that_the_next_step_reads(rows: int) -> None:
     """The element read is of the step before; only one that may be the sum's own is refused."""
 
-    @po.op
-    def op(x: f32[T, N]):
-        t, j = po.index("t", extent=T), po.index("j", extent=N)
-        r, a = po.tensor("r", shape=(T, N)), po.tensor("a", shape=(T,))
-        r[t, j] = x[t, j] + po.where(t > 0, a[t - 1], 0)
-        a[t] = po.min(r[t, j], j)
-        return a
-
     x = np.random.default_rng(0).integers(-3, 4, (rows, 256)).astype(np.float32)
-    lowering = check(op, (x,), np.cumsum(x.min(1)))
+    lowering = check(least_sums, (x,), np.cumsum(x.min(1)))
     assert not lowering.fallback and "__launch_bounds__(1)" not in lowering.cuda.text
 
 
@@ -132,16 +133,8 @@ def test_the_compiler_moves_no_load_over_a_barrier() -> None:
     """Found on a GPU, where the op above was wrong: through a `__restrict__` pointer the next step's element was loaded
     before the barrier that waits for it, and memory of the emulator shows none of that."""
 
-    @po.op
-    def op(x: f32[T, N]):
-        t, j = po.index("t", extent=T), po.index("j", extent=N)
-        r, a = po.tensor("r", shape=(T, N)), po.tensor("a", shape=(T,))
-        r[t, j] = x[t, j] + po.where(t > 0, a[t - 1], 0)
-        a[t] = po.min(r[t, j], j)
-        return a
-
-    text = op.lower(T=30, N=256, target="sm_90").source("cuda")
-    codes = sass.text(compilers.compile_text(text, "sm_90").code).partition(".text.op_1")[2]
+    text = least_sums.lower(T=30, N=256, target="sm_90").source("cuda")
+    codes = sass.text(compilers.compile_text(text, "sm_90").code).partition(".text.least_sums_1")[2]
     order = re.findall(r"\b(?:BAR\.SYNC|STG|LDG\.E )", codes)  # LDG.E.CONSTANT reads x
     first = order.index("STG")
     assert order[first : first + 3] == ["STG", "BAR.SYNC", "LDG.E "], "its own element, a barrier, the step before's"
