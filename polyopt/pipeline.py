@@ -20,6 +20,7 @@ from polyopt import report as reports
 from polyopt import text as texts
 from polyopt.classes import dataclass
 from polyopt.codegen_c import emit, mapping, streams
+from polyopt.codegen_c.llvm_text import TooLong
 from polyopt.dots import available
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, condition_text
@@ -63,7 +64,7 @@ PROOF_OPERATIONS = 3_000_000
 """What isl may do to prove one schedule: a second or two, where our operators take a twentieth of one."""
 
 MOST_LINES = 40_000
-"""Of LLVM's text: some seconds of its work, which grows faster than they do. Kernels have a few thousand at most, as a
+"""Of LLVM's instructions: some seconds of its work, which grows faster than they do. Kernels have a few thousand, as a
 rule."""
 
 PLAN_OPERATIONS = 400_000
@@ -334,13 +335,7 @@ class Lowering:
         if self.given_up:
             _ = self._scanned
             return
-        lines = self._module.text.count("\n")
-        if lines > MOST_LINES:
-            raise ScheduleError(
-                f"the kernel of '{self.program.name}' is too long",
-                why=f"{lines} lines of LLVM's text, of at most {MOST_LINES}",
-                facts={"lines": lines, "most": MOST_LINES},
-            )
+        _ = self._module
 
     def _decide(self, shared: Tree, *, simple: bool) -> Decided:
         with self._bounded("plan tiles and storage"):
@@ -463,13 +458,21 @@ class Lowering:
     @cached_property
     def _module(self) -> LlvmModule:
         target = self.options.target
-        module = emit.emit(
-            self._loops,
-            vector_bits=target.vector_bits,
-            numerics=self.options.numerics,
-            dots=available(target),
-            has_scaling=target.has("avx512f"),
-        )
+        try:
+            module = emit.emit(
+                self._loops,
+                vector_bits=target.vector_bits,
+                numerics=self.options.numerics,
+                dots=available(target),
+                has_scaling=target.has("avx512f"),
+                most_lines=None if self.given_up else MOST_LINES,
+            )
+        except TooLong:
+            raise ScheduleError(
+                f"the kernel of '{self.program.name}' is too long",
+                why=f"more than {MOST_LINES} lines of LLVM's instructions",
+                facts={"most": MOST_LINES},
+            ) from None
         _STAGE_LOGS["codegen"].debug("%s:\n%s", self.program.name, self._loops)
         return module
 

@@ -92,6 +92,7 @@ def emit(
     numerics: str = "default",
     dots: Sequence[Dot] = (),
     has_scaling: bool = False,
+    most_lines: int | None = None,
 ) -> LlvmModule:
     """The kernel of a verified loop program.
 
@@ -100,8 +101,9 @@ def emit(
     numerics:    "strict" contracts no multiply-add; "default" does; "fast" also lets LLVM reassociate; none does where
                  numbers are compared that are computed for it
     has_scaling: whether the processor scales vectors of 512 bits by powers of two, as AVX-512 does
+    most_lines:  of instructions, beyond which `llvm_text.TooLong` is raised
     """
-    kernel = _Kernel(program, numerics, dots, _Math(vector_bits, has_scaling), Module(vector_bits))
+    kernel = _Kernel(program, numerics, dots, _Math(vector_bits, has_scaling), Module(vector_bits, most_lines))
     kernel.write()
     return LlvmModule(kernel.text(), kernel.entry, _folded(kernel.shared_bytes), _folded(kernel.private_bytes))
 

@@ -101,10 +101,17 @@ class _Scope:
     known: dict[str, Value] = field(default_factory=dict)
 
 
+class TooLong(Exception):
+    """A module has more lines than its writer wants to have compiled."""
+
+
 class Module:
     """A module under construction: declarations are collected as they are used."""
 
-    def __init__(self, vector_bits: int) -> None:
+    def __init__(self, vector_bits: int, most_lines: int | None = None) -> None:
+        """most_lines: of instructions, beyond which `TooLong` is raised"""
+        self._most_lines = most_lines
+        self._lines = 0
         self._attributes = f'attributes #0 = {{ nounwind "prefer-vector-width"="{vector_bits}" }}'
         self.has_half = vector_bits >= 256  # every machine with AVX2 converts f16 in hardware
         self.vector_bits = vector_bits
@@ -116,6 +123,12 @@ class Module:
     def fresh(self, prefix: str) -> str:
         self._names += 1
         return f"{prefix}{self._names}"
+
+    def count(self) -> None:
+        """Note one more line. Raises `TooLong` where that is one too many."""
+        self._lines += 1
+        if self._most_lines is not None and self._lines > self._most_lines:
+            raise TooLong
 
     def declare(self, text: str) -> None:
         """Remember a declaration or a global; one of each name."""
@@ -175,6 +188,7 @@ class Function:
 
     def line(self, text: str) -> None:
         """A line at the current place."""
+        self.module.count()
         self._scopes[-1].lines.append(f"  {text}")
 
     def instruction(
@@ -209,6 +223,7 @@ class Function:
         return Value(text, scalar, lanes, self._levels.get(text, 0))
 
     def _append(self, scope: _Scope, level: int, text: str, scalar: str, lanes: int) -> Value:
+        self.module.count()
         name = self.name()
         scope.lines.append(f"  {name} = {text}")
         self._levels[name] = level
