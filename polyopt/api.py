@@ -21,7 +21,7 @@ from polyopt.dsl.spans import ends_at_the_user, hide_internals
 from polyopt.dsl.text import program_text
 from polyopt.dsl.trace import Traced
 from polyopt.equations import Equations
-from polyopt.errors import PolyoptError
+from polyopt.errors import ArgumentError, PolyoptError
 from polyopt.problem import Choices, Numerics, Problem, check_choices, dynamic_names
 from polyopt.quick import QuickWays, written
 from polyopt.runtime import arguments, arrays, pool
@@ -37,7 +37,7 @@ from polyopt.text import fragment
 if TYPE_CHECKING:
     from polyopt.pipeline import Lowering
 
-settings.configure_logging(settings.current())
+settings.configure_logging(settings.topics())
 
 set_num_threads = pool.set_num_threads
 strict_checks = settings.strict_checks
@@ -287,7 +287,16 @@ class Op(Unchanging):
         """Whether these are the arguments of a call, and not sizes and compile-time values."""
         values = self._by_name(args, kwargs)
         given = (p for p in self.signature.parameters if p.name in values)
-        return any(not arguments.is_constant(p, values[p.name]) for p in given)
+        found = next((p.name for p in given if not arguments.is_constant(p, values[p.name])), None)
+        size = next((name for name in kwargs if name not in self._names), None)
+        if found is not None and size is not None:
+            raise ArgumentError(
+                f"{self.signature.name}: '{found}' is an argument of a call, and '{size}' is none",
+                why="either sizes and compile-time values are given, or what a call is given",
+                fix=f"leave out '{found}', or '{size}'",
+                facts={"argument": found, "size": size},
+            )
+        return found is not None
 
     def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self._names, args)), **kwargs}

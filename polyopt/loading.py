@@ -59,12 +59,14 @@ def _load_module(name: str) -> ModuleType:
 
 
 def assignments(words: Sequence[str]) -> dict[str, int | float | bool]:
-    """The values of "NAME=VALUE" words. Raises `ArgumentError` for anything else."""
+    """The values of "NAME=VALUE" words. Raises `ArgumentError` for anything else, and for a name that comes twice."""
     values: dict[str, int | float | bool] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():
             raise ArgumentError(f"'{word}' sets nothing", fix="NAME=VALUE, for example M=512")
+        if name in values:
+            raise ArgumentError(f"{name} is set twice, the second time by '{word}'", fix="one value for each name")
         values[name] = _value(name, value)
     return values
 

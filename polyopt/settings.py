@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import fields, replace
@@ -20,6 +20,7 @@ from polyopt.classes import dataclass
 from polyopt.errors import ArgumentError
 
 DEFAULT_CACHE_BYTES = 512 << 20
+MOST_THREADS = 1024
 PROOF_LEVEL = 1
 ENUMERATION_LEVEL = 2
 _OF_CHILDREN = ("polyopt", "numpy", "ml_dtypes", "llvmlite")
@@ -85,15 +86,20 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     """The settings that `environment` asks for. An empty value counts as unset."""
     return Settings(
         target=environment.get("POLYOPT_TARGET") or None,
-        num_threads=_integer(environment, "POLYOPT_NUM_THREADS", least=1),
+        num_threads=_integer(environment, "POLYOPT_NUM_THREADS", least=1, most=MOST_THREADS),
         cache_dir=_folder(environment, "POLYOPT_CACHE_DIR"),
         cache_bytes=_or(_integer(environment, "POLYOPT_CACHE_BYTES"), DEFAULT_CACHE_BYTES),
-        log=tuple(name.strip() for name in environment.get("POLYOPT_LOG", "").split(",") if name.strip()),
+        log=topics(environment),
         verify=_or(_integer(environment, "POLYOPT_VERIFY", most=ENUMERATION_LEVEL), PROOF_LEVEL),
         fast_call=_integer(environment, "POLYOPT_FAST_CALL", most=1) != 0,
         kept_bytes=_integer(environment, "POLYOPT_KEPT_BYTES"),
         traceback=_integer(environment, "POLYOPT_TRACEBACK", most=1) == 1,
     )
+
+
+def topics(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """What POLYOPT_LOG names; never raises, since it is asked when the library opens."""
+    return tuple(name.strip() for name in environment.get("POLYOPT_LOG", "").split(",") if name.strip())
 
 
 def wants_whole_traceback(environment: Mapping[str, str] = os.environ) -> bool:
@@ -188,13 +194,13 @@ _TOPICS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def configure_logging(settings: Settings) -> None:
-    """Send the logs of the topics in `settings.log` to the terminal, at DEBUG.
+def configure_logging(names: Iterable[str]) -> None:
+    """Send the logs of topics to the terminal, at DEBUG.
 
     A topic is "all", "schedule", "codegen" or the name of a module below `polyopt` ("fusion", "cache", ...). Any other
     one logs nothing, and a warning says so.
     """
-    for topic in settings.log:
+    for topic in names:
         place = Path(__file__).parent.joinpath(*topic.split("."))
         if topic not in _TOPICS and not _is_module(place):
             _log.warning("POLYOPT_LOG names '%s', which logs nothing: the topics are %s", topic, _KNOWN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,8 @@ def test_an_operator_is_found_by_file_and_by_module(
         (("show-schedule", "chosen_model.py:power", "N=many", "steps=1"), "no value for N"),
         (("show-schedule", "chosen_model.py:power", "N=4", "steps=1", "--target", "tpu"), "tpu"),
         (("show-schedule", "chosen_model.py:power", "Q=4", "steps=1"), "'Q'"),
+        (("show-schedule", "chosen_model.py:power", "N=4", "steps=1", "N=5"), "N is set twice"),
+        (("show-schedule", "chosen_model.py:power", "N=4", "x=2", "steps=1"), "leave out 'x', or 'N'"),
         (("show-schedule", "chosen_model.py:power", "N=4"), "steps"),
         (("demo", "nothing"), "no example 'nothing'"),
         (("show-schedule", ".chosen_model:power"), "'.chosen_model' names no module"),
@@ -206,6 +209,14 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)
     assert run.stdout.count("\n") == 1
     assert "Traceback" not in run.stderr
+
+
+def test_a_setting_that_makes_no_sense_is_no_traceback() -> None:
+    command = [sys.executable, "-m", "polyopt", "show-schedule", LINEAR]
+    environment = {**os.environ, "POLYOPT_NUM_THREADS": "many"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 1
+    assert run.stderr.startswith("ArgumentError: the environment variable POLYOPT_NUM_THREADS holds 'many'")
 
 
 AWKWARD = """

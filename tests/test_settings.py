@@ -42,6 +42,7 @@ def test_every_variable_is_read() -> None:
     ("name", "value"),
     [
         ("POLYOPT_NUM_THREADS", "0"),
+        ("POLYOPT_NUM_THREADS", "1025"),
         ("POLYOPT_NUM_THREADS", "many"),
         ("POLYOPT_VERIFY", "-1"),
         ("POLYOPT_VERIFY", "2.5"),
@@ -94,8 +95,8 @@ def test_the_topics_of_the_log_reach_the_terminal(capsys: pytest.CaptureFixture[
     for name in names:
         logging.getLogger(name).handlers.clear()
     try:
-        settings.configure_logging(Settings(log=("schedule", "cache")))
-        settings.configure_logging(Settings(log=("schedule",)))
+        settings.configure_logging(("schedule", "cache"))
+        settings.configure_logging(("schedule",))
         assert [len(logging.getLogger(name).handlers) for name in names] == [1, 1, 1, 1]
         assert logging.getLogger("polyopt.poly.schedule").getEffectiveLevel() == logging.DEBUG
     finally:
@@ -106,7 +107,7 @@ def test_the_topics_of_the_log_reach_the_terminal(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("topic", ["fusoin", "poly.nothing", "../errors"])
 def test_a_topic_that_logs_nothing_is_named(topic: str, caplog: pytest.LogCaptureFixture) -> None:
-    settings.configure_logging(Settings(log=(topic,)))
+    settings.configure_logging((topic,))
     (record,) = caplog.records
     assert f"'{topic}', which logs nothing" in record.getMessage()
     assert not logging.getLogger(f"polyopt.{topic}").handlers
@@ -126,7 +127,7 @@ def test_a_topic_that_logs_nothing_is_said_on_the_terminal() -> None:
 def test_the_topic_of_a_module_is_known(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("polyopt.poly.storage")
     try:
-        settings.configure_logging(Settings(log=("poly.storage",)))
+        settings.configure_logging(("poly.storage",))
         assert not caplog.records and len(logger.handlers) == 1
     finally:
         logger.handlers.clear()

@@ -22,7 +22,8 @@ from polyopt.errors import ArgumentError
 from polyopt.forks import COMPILING
 from polyopt.runtime import jit
 from polyopt.runtime.objects import LoadedCode
-from polyopt.runtime.pool_ir import ARCHITECTURES, INIT, MAX_THREADS, RUN, STOP, Patience, pool_ir
+from polyopt.runtime.pool_ir import ARCHITECTURES, INIT, RUN, STOP, Patience, pool_ir
+from polyopt.settings import MOST_THREADS
 from polyopt.target import preset
 
 _PATIENCE = Patience(pauses=40, offers=80, caller=500)
@@ -72,7 +73,7 @@ class Pools:
 
     def current(self) -> Pool:
         """The pool that launches use now. The first call reads POLYOPT_NUM_THREADS and makes it."""
-        return self._current or self._use(min(MAX_THREADS, settings.current().num_threads or usable_cores()))
+        return self._current or self._use(settings.current().num_threads or usable_cores())
 
     def cell_address(self) -> int:
         """The address of two words that hold `run` and `slots` of the pool in use."""
@@ -146,10 +147,10 @@ def pool_text() -> str:
 
 def set_num_threads(threads: object) -> None:
     """Run kernels on `threads` threads, the calling one included. Raises `ArgumentError` below 1 and above 1024."""
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
         raise ArgumentError(
             f"the number of threads cannot be {threads!r}",
-            why=f"it must be a whole number from 1 to {MAX_THREADS}",
+            why=f"it must be a whole number from 1 to {MOST_THREADS}",
             facts={"threads": threads},
         )
     POOLS.set_num_threads(threads)
@@ -164,7 +165,7 @@ def usable_cores() -> int:
     """The cores this process may use: its affinity, and the quota of its control group rounded up."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota(_CGROUP)
-    return min(MAX_THREADS, cores, max(1, math.ceil(quota))) if quota else min(MAX_THREADS, cores)
+    return min(MOST_THREADS, cores, max(1, math.ceil(quota))) if quota else min(MOST_THREADS, cores)
 
 
 def _cgroup_quota(root: Path) -> float | None:

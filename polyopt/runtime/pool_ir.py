@@ -34,8 +34,8 @@ from __future__ import annotations
 from string import Template
 
 from polyopt.classes import dataclass
+from polyopt.settings import MOST_THREADS
 
-MAX_THREADS = 1024
 INIT = "pool_init"
 RUN = "pool_run"
 STOP = "pool_stop"
@@ -90,7 +90,7 @@ def pool_ir(architecture: str, patience: Patience) -> str:
     """The pool on Linux. architecture: one of `ARCHITECTURES`"""
     every_signal_but_faults = ~sum(1 << (number - 1) for number in _FAULTS)
     return _POOL.substitute(
-        most=MAX_THREADS,
+        most=MOST_THREADS,
         pauses=patience.pauses,
         offers=patience.offers,
         caller_spins=patience.caller,
