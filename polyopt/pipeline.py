@@ -63,7 +63,7 @@ _STAGE_LOGS = {name: logging.getLogger(f"polyopt.{name}") for name in ("schedule
 PROOF_OPERATIONS = 3_000_000
 """What isl may do to prove one schedule: a second or two, where our operators take a twentieth of one."""
 
-MOST_LINES = 40_000
+MOST_LINES = 30_000
 """Of LLVM's instructions: some seconds of its work, which grows faster than they do. Kernels have a few thousand, as a
 rule."""
 

@@ -142,9 +142,11 @@ def test_what_a_batch_reads_is_made_image_by_image() -> None:
     assert "local x_wide: f32[1, 1, 16, 9]" in str(batch.loops)  # where an image is one block, channel by channel
     alone = padded.lower(N=1, C=8, H=14, W=7, F=64, target=WIDE)
     assert "x_wide -> x_wide_columns_packed: kept apart" in str(alone.fusion)
-    x, t = numbers(3, 8, 14, 7), numbers(64, 8, 3, 3)
+    x, t = numbers(3, 2, 14, 7), numbers(32, 2, 3, 3)
+    small = padded.lower(x, t, target=WIDE)
+    assert "local x_wide: f32[1, 1, 16, 9]" in str(small.loops)
     z = np.full_like(padded(x, t), np.nan)
-    interpret(batch.loops, {"x": x, "t": t, "z": z}, seed=1)
+    interpret(small.loops, {"x": x, "t": t, "z": z}, seed=1)
     np.testing.assert_array_equal(z, padded.reference(x, t))
 
 
