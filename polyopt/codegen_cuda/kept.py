@@ -135,7 +135,13 @@ def _loads(body: Stmt, written: Collection[str]) -> Iterator[tuple[For, Load]]:
         case For(kind="vector", body=Store() as store):
             for expr in (store.value, *store.indices):
                 for node in walk_expr(expr):
-                    if isinstance(node, Load) and node.buffer not in written and not node.checks:
+                    if isinstance(node, Load) and _is_constant(node, written):
                         yield body, node
         case _:
             return
+
+
+def _is_constant(load: Load, written: Collection[str]) -> bool:
+    """Whether a load, and those that decide which element it takes, give the same all the kernel through."""
+    inside = [node for node in walk_expr(load) if isinstance(node, Load)]
+    return not any(node.buffer in written or node.checks for node in inside)

@@ -150,7 +150,7 @@ class VectorPrinter(ThreadPrinter):
         self._own.add(name)
         place = name
         if slot is not None:
-            slot.name = slot.name or f"{name}_kept"
+            slot.name = slot.name or self._unused(f"{name}_kept", "")
             place = slot.at(self._turn)
         self._x.place[name] = lambda indices: Text(f"{place}.v[{self._x.text(indices[0])}]")
         return name

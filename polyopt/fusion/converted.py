@@ -78,6 +78,8 @@ class _Converter:
                 return value
         if reducer.name != "sum" or wide.dtype != f32 or not self.may_copy(narrow, equation):
             return value
+        if not all(isinstance(subscript, Affine) for read in (wide, narrow) for subscript in read.subscripts):
+            return value  # tensor cores take no rows that data chooses
         used = [frozenset(axes_in(read)) for read in (wide, narrow)]
         again = [a for a in (*equation.axes, *summed) if a.name not in used[1]]
         uses = prod(ASSUMED if (found := length(a)) is None else found for a in again)

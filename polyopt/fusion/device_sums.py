@@ -148,21 +148,27 @@ def rows(program: ir.Program, scop: Scop, tensors: Sequence[str]) -> dict[str, t
     """The loops that statements of partial results run in before all others, and nothing else does: over parts.
 
     tensors: that hold partial results
-    Tensors with as many parts share the loop where none depends on another.
+    Tensors with as many parts share the loop where as many partial results lie before the one as before the other: then
+    neither depends on the other, and no two loops on one another.
     """
-    found: list[tuple[ir.Axis, list[str]]] = []
+    loops: dict[tuple[tuple[Affine, ...], int], str] = {}
     result: dict[str, tuple[tuple[str, Affine], ...]] = {}
-    for name in tensors:
+    for name, depth in _depths(program, tensors).items():
         (equation,) = program.definitions(name)
         part = equation.axes[0]
-        for loop, members in found:
-            apart = not any(depends_on(program, [a], b) for m in members for a, b in ((m, name), (name, m)))
-            if loop.upper == part.upper and apart:
-                members.append(name)
-                break
-        else:
-            loop, members = part, [name]
-            found.append((loop, members))
-        shared = ((loop.name, axis(part.name)),)
+        shared = ((loops.setdefault((part.upper, depth), part.name), axis(part.name)),)
         result |= {statement.name: shared for statement in scop.statements if statement.array == name}
     return result
+
+
+def _depths(program: ir.Program, tensors: Sequence[str]) -> dict[str, int]:
+    """For each tensor, how many others lie before it on the longest path of dependences."""
+    depths: dict[str, int] = {}
+
+    def depth(name: str) -> int:
+        if name not in depths:
+            before = [other for other in tensors if other != name and depends_on(program, [name], other)]
+            depths[name] = 1 + max(map(depth, before), default=-1)
+        return depths[name]
+
+    return {name: depth(name) for name in tensors}

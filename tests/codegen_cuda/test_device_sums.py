@@ -92,6 +92,28 @@ def gathered(x: f32[M], at: po.i32[N]) -> object:
 
 
 @po.op
+def later_first(x: f64[N], y: f64[N]) -> object:
+    """Deviations from two means, one of which is written before its mean."""
+    a, b, c, d = (po.tensor(name, shape=()) for name in "abcd")
+    a[()] += x[i]
+    b[()] += (x[i] - a[()]) * (x[i] - a[()])
+    c[()] += (y[i] - d[()]) * (y[i] - d[()])
+    d[()] += y[i]
+    return a, b, c, d
+
+
+@po.op
+def crossed(x: f64[M], y: f64[N]) -> object:
+    """Each sum of one length needs one of the other length."""
+    a, b, c, d = (po.tensor(name, shape=()) for name in "abcd")
+    a[()] += x[i]
+    b[()] += y[j]
+    c[()] += (x[i] - b[()]) * (x[i] - b[()])
+    d[()] += (y[j] - a[()]) * (y[j] - a[()])
+    return c, d
+
+
+@po.op
 def scaled(x: f64[N]) -> object:
     y = po.tensor("y")
     y[i] = x[i] / po.sum(po.abs(x[j]), j)
@@ -123,6 +145,10 @@ def given(*shapes: tuple[int, ...], dtype: Any = np.float32) -> tuple[Any, ...]:
     return tuple(random.integers(-8, 9, shape).astype(dtype) for shape in shapes)
 
 
+def deviation(x: Any, center: Any) -> Any:
+    return ((x - center) ** 2).sum()
+
+
 def softmax(x: Any) -> Any:
     e = np.exp(x - x.max(1, keepdims=True))
     return e / e.sum(1, keepdims=True)
@@ -139,6 +165,16 @@ CASES: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
     "truths": (truths, (a := given((4000,), dtype=np.int8)), (True, True)),
     "halves": (halves, (a := given((4000,), (4000,), dtype=np.float16)), np.mean((a[0] - a[1]).astype(float))),
     "two sums": (moments, (SOME,), (SOME.sum(), (SOME**2).sum())),
+    "a sum before its mean": (
+        later_first,
+        (SOME, SOME[::-1].copy()),
+        (SOME.sum(), d := deviation(SOME, SOME.sum()), d, SOME.sum()),
+    ),
+    "two lengths crossed": (
+        crossed,
+        (SOME, SOME[:2500]),
+        (deviation(SOME, SOME[:2500].sum()), deviation(SOME[:2500], SOME.sum())),
+    ),
     "columns": (columns, (a := given((3001, 40))), a[0].sum(0)),
     "rows": (rows, (SOME.reshape(3, 1000),), softmax(SOME.reshape(3, 1000))),
     "tiles": (mm, (a := given((33, 90), (90, 40))), a[0] @ a[1]),

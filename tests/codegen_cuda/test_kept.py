@@ -85,3 +85,16 @@ def test_what_may_change_or_is_not_always_read(op: Op, shape: tuple[int, int]) -
     wanted = op.reference(*args)
     for got, want in zip(run(op, args), wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         assert_equals(got, want)
+
+
+def test_an_array_may_be_called_as_registers_would_be() -> None:
+    @po.op
+    def op(x: f32[M, N], x_v4_kept: f32[N]):
+        s, y = po.tensors("s y")
+        s[i] = po.max(x[i, j], j)
+        y[i, j] = x[i, j] - s[i] + x_v4_kept[j]
+        return y
+
+    x, w = rows(3, 2052), rows(1, 2052)[0]
+    (found,) = run(op, (x, w))
+    np.testing.assert_array_equal(found, x - x.max(1, keepdims=True) + w)

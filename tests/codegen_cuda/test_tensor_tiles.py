@@ -379,3 +379,15 @@ def test_a_sum_that_blocks_share_keeps_its_tiles_where_the_last_part_is_shorter(
     outcome = emulate(lowering, inputs(op, args), {})
     assert outcome.problems == ()
     np.testing.assert_array_equal(outcome.results[0], args[0].astype("f8") @ args[1].astype("f8"))
+
+
+def test_rows_that_data_chooses_are_not_copied_for_tensor_cores() -> None:
+    """None of them takes such rows, and an error would name an array that the user does not have."""
+
+    @po.op(numerics="fast")
+    def op(x: f32[M, K], w: po.f16[K, N], ids: po.i32[K]):
+        y = po.tensor("y")
+        y[i, j] += x[i, k] * w[ids[k], j]
+        return y
+
+    assert "w_f32" not in str(op.lower(M=64, K=72, N=64, target="sm_90").rewritten)
