@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from types import MethodType
 from typing import TYPE_CHECKING, Any, overload
 
 from polyopt import bounded, compilation, settings
@@ -30,7 +31,7 @@ from polyopt.runtime.arguments import Arguments
 from polyopt.runtime.arrays import Array, Layout
 from polyopt.runtime.calls import Call, Runs, run_into
 from polyopt.runtime.glance import Glance
-from polyopt.runtime.state import Unchanging
+from polyopt.runtime.state import Composed, Unchanging
 from polyopt.target import Target
 from polyopt.text import fragment
 
@@ -57,9 +58,10 @@ class Op(Unchanging):
     `op(x, w)` computes; `op(x, w, out=y)` computes into existing arrays. Inside another op its equations are inlined.
     """
 
-    def __init__(self, function: Callable[..., Any], choices: Choices) -> None:
+    def __init__(self, function: Callable[..., Any], choices: Choices, signature: Signature | None = None) -> None:
+        """signature: the function's, where it is known: annotations may name what is there when it is defined only"""
         functools.update_wrapper(self, function)
-        self.signature: Signature = read_signature(function)
+        self.signature = signature or read_signature(function)
         self._function = function
         self._choices = check_choices(choices)
         self._equations = Equations(function, self.signature, self._choices)
@@ -238,7 +240,9 @@ class Op(Unchanging):
     @ends_at_the_user
     def lower(self, /, *args: Any, target: str | Target | None = None, **kwargs: Any) -> Lowering:
         """The stages of the compilation for sizes or for arrays; sizes that are left out stay symbolic."""
-        machine = compilation.choose_target(target or self._choices.target)
+        if "target" in self._names and _is_argument(target):
+            target, kwargs = None, {**kwargs, "target": target}
+        machine = compilation.choose_target(self._choices.target if target is None else target)
         if not self._is_call(args, kwargs):
             return self._equations.apply_to_values(compilation.lower, self._by_name(args, kwargs), machine)
         given = arguments.bind(self.signature, args, kwargs)
@@ -278,7 +282,7 @@ class Op(Unchanging):
         if found is None:
             choices = replace(self._choices, target=target)
             check_choices(choices)
-            made = Op(self._function, choices)
+            made = Op(self._function, choices, self.signature)
             made._parent = self
             found = self._on.setdefault(target, made)
         return found
@@ -376,14 +380,38 @@ class _Prepared:
         return self._variant
 
 
-class Method:
-    """An op with its instance, as a bound method."""
+class Method(Composed):
+    """An op with its instance, as a bound method: equal to another one of the same two."""
 
-    __slots__ = ("__self__", "op")
+    __slots__ = ("__self__", "__weakref__", "op")
 
     def __init__(self, op: Op, instance: object) -> None:
         self.op = op
         self.__self__ = instance
+
+    @property
+    def parts(self) -> Sequence[object]:
+        """What decides what it computes."""
+        return self.op, self.__self__
+
+    @property
+    def __func__(self) -> Op:
+        return self.op
+
+    @property
+    def __name__(self) -> str:
+        return self.op.signature.name
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """Python's own method: `inspect.signature` looks for it."""
+        return MethodType(self.op._function, self.__self__)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Method) and self.op is other.op and self.__self__ is other.__self__
+
+    def __hash__(self) -> int:
+        return hash((id(self.op), id(self.__self__)))
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute, as `Op.__call__` does."""
@@ -425,6 +453,11 @@ class Method:
 
     def _bound(self) -> dict[str, object]:
         return {parameter.name: self.__self__ for parameter in self.op.signature.parameters[:1]}
+
+
+def _is_argument(target: object) -> bool:
+    """Whether what is given as `target` is for a parameter of that name."""
+    return target is not None and not isinstance(target, str | Target)
 
 
 # --- making ops -------------------------------------------------------------------------------------------------

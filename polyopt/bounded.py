@@ -11,14 +11,18 @@ MOST = 4096
 """Entries that a table keeps."""
 
 
-def put(table: dict[Hashable, Value], key: Hashable, value: Value) -> Value:
+def put(table: dict[Hashable, Value], key: Hashable, value: Value, most: int = MOST) -> Value:
     """Remember a value, and return it."""
     table[key] = value
-    trim(table)
+    trim(table, most)
     return value
 
 
-def trim(table: dict[Hashable, Any]) -> None:
+def trim(table: dict[Hashable, Any], most: int = MOST) -> None:
     """Forget what is too much. Safe beside other threads that do the same."""
-    while len(table) > MOST:
-        table.pop(next(iter(table)), None)
+    while len(table) > most:
+        try:
+            oldest = next(iter(table))
+        except (RuntimeError, StopIteration):  # another thread changed the table between the two steps
+            continue
+        table.pop(oldest, None)

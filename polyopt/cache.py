@@ -104,7 +104,8 @@ def _installed(package: str) -> str:
 
 
 def _fingerprint(folder: Path) -> str:
-    seen: list[str] = []
+    """By names, sizes and times of the files; by their contents where a reproducible build gave all of them one time."""
+    seen: list[tuple[str, int, int]] = []
     pending = [str(folder)]
     while pending:
         for item in os.scandir(pending.pop()):
@@ -112,8 +113,12 @@ def _fingerprint(folder: Path) -> str:
                 pending.append(item.path)
             elif item.name.endswith((".py", ".h", ".cpp")):
                 status = item.stat()
-                seen.append(f"{item.path[len(str(folder)) :]} {status.st_size} {status.st_mtime_ns}\n")
-    return hashlib.sha256("".join(sorted(seen)).encode()).hexdigest()
+                seen.append((item.path[len(str(folder)) :], status.st_size, status.st_mtime_ns))
+    found = hashlib.sha256(json.dumps(sorted(seen)).encode())
+    if len({time for _, _, time in seen}) == 1:
+        for name, _, _ in sorted(seen):
+            found.update(Path(f"{folder}{name}").read_bytes())
+    return found.hexdigest()
 
 
 # --- lookup and store -----------------------------------------------------------------------------------------

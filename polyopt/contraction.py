@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from polyopt import dtypes
+from polyopt import bounded, dtypes
 from polyopt.api import Op
 from polyopt.classes import dataclass
 from polyopt.dsl import einsum as symbolic
@@ -24,6 +24,7 @@ from polyopt.dtypes import DType
 from polyopt.errors import ArgumentError, DTypeError, ShapeError
 from polyopt.problem import Choices
 from polyopt.runtime import arrays
+from polyopt.runtime import outs as result_arrays
 from polyopt.runtime.arrays import Array, Given
 
 Labels = tuple[str, ...]
@@ -59,7 +60,7 @@ def einsum(
 
     values, subscripts = symbolic.parse(operands, rank)
     inputs = [given[id(value)].array for value in values]
-    target = None if out is None else arrays.accept(out, "out").array
+    target = None if out is None else result_arrays.writable(out, "einsum")
     common = _common_dtype(inputs, target, dtype, casting)
     op = _EINSUMS.op(subscripts, inputs, common)
     if target is not None:
@@ -242,10 +243,8 @@ class _Einsums:
             sizes = extents(subscripts, [array.shape for array in inputs])
             meaning = (subscripts, plan(subscripts, sizes), common)
             op = self._by_meaning.get(meaning) or make_op(*meaning)
-            for table, key in ((self._by_call, call), (self._by_meaning, meaning)):
-                table[key] = op
-                while len(table) > _KEPT_OPS:
-                    table.pop(next(iter(table)))
+            bounded.put(self._by_meaning, meaning, op, _KEPT_OPS)
+            bounded.put(self._by_call, call, op, _KEPT_OPS)
         return op
 
 

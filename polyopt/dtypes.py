@@ -125,8 +125,11 @@ def from_numpy(dtype: np.dtype) -> DType:
     """The dtype of a NumPy dtype. Raises `DTypeError` for objects, complex, structured and other-endian ones."""
     if dtype.name == "bfloat16":
         return bf16
-    if dtype.isnative and dtype.kind in "biuf" and dtype.itemsize <= 8:
-        return bool_ if dtype.kind == "b" else _BY_NAME[f"{dtype.kind}{8 * dtype.itemsize}"]
+    if dtype.isnative and dtype.kind == "b":
+        return bool_
+    found = _BY_NAME.get(f"{dtype.kind}{8 * dtype.itemsize}")
+    if dtype.isnative and dtype.kind in "iuf" and found is not None:
+        return found
     reason = "is not in this machine's byte order" if not dtype.isnative else "is not supported"
     raise DTypeError(
         f"dtype {dtype} {reason}",

@@ -13,9 +13,9 @@ COMPILING = threading.RLock()
 """Held while a thread compiles, loads code or asks LLVM for anything. Reentrant: finalisers and handlers of signals
 that call ops run in the thread that holds it."""
 
-LEARNING = threading.Lock()
-"""Held for microseconds, while a function learns a kind of call, so that none is lost where threads learn at once.
-Taken after `COMPILING` where both are."""
+LEARNING = threading.RLock()
+"""Held for microseconds, while a function learns a kind of call. Nobody waits for it but a fork: who finds it taken, by
+another thread or by the call that a finaliser or a handler interrupts, learns with a later call."""
 
 
 def _wait() -> None:

@@ -31,7 +31,7 @@ class QuickWays:
     plain: takes the arguments; into: the arguments and the arrays to write to; torch: as plain, tensors as NumPy arrays
     """
 
-    __slots__ = ("_entries", "_learnt", "_signature", "into", "plain", "torch")
+    __slots__ = ("_entries", "_is_learning", "_learnt", "_signature", "into", "plain", "torch")
 
     def __init__(self, signature: Signature) -> None:
         self.plain: Quick | None = None
@@ -39,6 +39,7 @@ class QuickWays:
         self.torch: Quick | None = None
         self._signature = signature
         self._entries: dict[str, Entries] = {}
+        self._is_learning = False
         self._learnt: dict[Hashable, None] = {}
 
     def learn(self, key: Hashable, call: Runs, structure: Structure, args: tuple[Any, ...]) -> None:
@@ -70,18 +71,30 @@ class QuickWays:
     def _learn(self, way: str, key: Hashable, args: tuple[Any, ...], entry: Callable[[list[Example]], Entry]) -> None:
         if settings.has_overrides():
             return
-        if len(self._learnt) >= REMEMBERED:
-            self._learnt.clear()
-        self._learnt[key] = None
         examples = self._examples(args)
         entries = self._entries.get(way) or compilation.quick_entries()
-        if examples is None or entries is None:
-            return
-        made = entry(examples)
-        with LEARNING:
-            known = self._entries.setdefault(way, entries)
-            known.add(made)
-            setattr(self, way, known.call)
+        if examples is None or entries is None or self._add(way, entries, entry(examples)):
+            if len(self._learnt) >= REMEMBERED:
+                self._learnt.clear()
+            self._learnt[key] = None
+
+    def _add(self, way: str, entries: Entries, made: Entry) -> bool:
+        """Whether an entry was added: not where somebody else adds one at this moment."""
+        if not LEARNING.acquire(blocking=False):
+            return False
+        try:
+            if self._is_learning:
+                return False
+            self._is_learning = True
+            try:
+                known = self._entries.setdefault(way, entries)
+                known.add(made)
+                setattr(self, way, known.call)
+            finally:
+                self._is_learning = False
+            return True
+        finally:
+            LEARNING.release()
 
     def _examples(self, args: tuple[Any, ...]) -> list[Example] | None:
         """The arguments as the quick way takes them; None where it does not take them."""

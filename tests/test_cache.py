@@ -276,3 +276,19 @@ def test_processes_that_store_the_same_key_leave_a_whole_entry(folder: Path) -> 
     children[0].wait()
     entry = cache.lookup(KEY)
     assert entry is not None and entry.object_code == b"x" * 5000
+
+
+@pytest.mark.parametrize("has_one_time", [False, True])
+def test_two_versions_of_the_library_are_told_apart(has_one_time: bool, tmp_path: Path) -> None:
+    """Also where a reproducible build gave all files one time, and a change left their sizes as they were."""
+    found = []
+    for version in "12":
+        folder = tmp_path / version
+        (folder / "poly").mkdir(parents=True)
+        for number, name in enumerate(("a.py", "poly/b.py", "c.h")):
+            (folder / name).write_text(f"version = {version}\n", encoding="utf-8")
+            time = 1 if has_one_time else number + (version == "2")
+            os.utime(folder / name, (time, time))
+        found.append(cache._fingerprint(folder))
+        assert cache._fingerprint(folder) == found[-1]
+    assert found[0] != found[1]

@@ -225,7 +225,7 @@ class Entries:
         self.call: Quick = self._function()
 
     def add(self, entry: Entry) -> None:
-        """Know one more kind of call, and forget the oldest where there are too many. Callers hold `LEARNING`."""
+        """Know one more kind of call, and forget the oldest where there are too many. Callers hold `forks.LEARNING`."""
         self._entries = (entry, *self._entries)[:KEPT_ENTRIES]
         self.call = self._function()
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
+import operator
 import os
 import platform
 import sys
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, SupportsIndex
 
 from polyopt import settings
 from polyopt.classes import dataclass
@@ -147,13 +148,14 @@ def pool_text() -> str:
 
 def set_num_threads(threads: object) -> None:
     """Run kernels on `threads` threads, the calling one included. Raises `ArgumentError` below 1 and above 1024."""
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+    count = 0 if isinstance(threads, bool) or not isinstance(threads, SupportsIndex) else operator.index(threads)
+    if not 1 <= count <= MOST_THREADS:
         raise ArgumentError(
             f"the number of threads cannot be {threads!r}",
             why=f"it must be a whole number from 1 to {MOST_THREADS}",
             facts={"threads": threads},
         )
-    POOLS.set_num_threads(threads)
+    POOLS.set_num_threads(count)
 
 
 def num_threads() -> int:

@@ -15,6 +15,7 @@ from types import (
     EllipsisType,
     FunctionType,
     GetSetDescriptorType,
+    MappingProxyType,
     MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
@@ -33,6 +34,16 @@ class Unchanging:
     """Base of classes whose instances count by identity alone: what they hold does not change what they mean."""
 
     __slots__ = ()
+
+
+class Composed:
+    """Base of classes whose instances count by their parts alone."""
+
+    __slots__ = ()
+
+    @property
+    def parts(self) -> Sequence[object]:
+        raise NotImplementedError
 
 
 def constants_key(constants: Mapping[str, object]) -> Hashable:
@@ -106,12 +117,12 @@ class _Walk:
             self.note_identity(value)
         else:
             self.note_content(value, kind)
-            if kind not in _BUILT_IN:
+            if kind not in _BUILT_IN and not issubclass(kind, Composed):
                 self.note_attributes(value, kind)
 
     def note_content(self, value: Any, kind: type) -> None:
-        """Note what is inside a value that is no set of attributes; what cannot be seen is its own equality."""
-        read = _reader(kind)
+        """Note what is inside a value that is no set of attributes: its parts, its memory, or its own equality."""
+        read = _reader(kind) or _memory_reader(value, kind)
         if read is not None:
             facts, parts = read(value)
             self.found.append(facts)
@@ -159,7 +170,11 @@ class _Walk:
                 continue
             width = 1 if type(owner) is enum.EnumMeta else 2  # of the underscores around names that Python reserves
             mark, own = "__"[:width], vars(owner).copy()
-            held = {name: part for name, part in own.items() if not name[:width] == mark == name[-width:]}
+            held = {
+                name: part
+                for name, part in own.items()
+                if type(part) is FunctionType or not name[:width] == mark == name[-width:]
+            }
             owners[owner] = [part for part in held.values() if type(part) is MemberDescriptorType]
             self.found.append(len(held))
             self.found.extend(held)
@@ -239,6 +254,9 @@ _READ: Mapping[type, Callable[[Any], Content]] = {
     MethodWrapperType: _of_builtin,
     partial: lambda value: (None, (value.func, value.args, value.keywords)),
     ReferenceType: lambda value: (None, (value(),)),
+    MappingProxyType: lambda value: (None, (dict(value),)),
+    **dict.fromkeys(map(type, ({}.keys(), {}.values(), {}.items())), lambda value: (None, list(value))),
+    Composed: lambda value: (None, value.parts),
 }
 """For types whose values hold more than attributes: facts, and the parts to look into."""
 
@@ -251,6 +269,27 @@ def _reader(kind: type) -> Callable[[Any], Content] | None:
         if base in _READ:
             return _READ[base]
     return None
+
+
+def _memory_reader(value: object, kind: type) -> Callable[[Any], Content] | None:
+    """The reader for an object that shows its memory, as arrays of other libraries and those of ctypes do."""
+    try:
+        if hasattr(kind, "__array__"):
+            np.asarray(value)
+            return _array_of_others
+        memoryview(value).release()  # type: ignore[arg-type]  # that is what is asked
+        return _bytes
+    except Exception:  # noqa: BLE001  # whatever another library raises where its array is not on the host
+        return None
+
+
+def _array_of_others(value: Any) -> Content:
+    return _array(np.asarray(value))
+
+
+def _bytes(value: Any) -> Content:
+    with memoryview(value) as seen:
+        return (seen.format, seen.shape, seen.tobytes()), ()
 
 
 def _has_equality(value: object, kind: type) -> bool:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import functools
+import inspect
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,7 +27,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import polyopt as po
-from polyopt import f32, f64
+from polyopt import bounded, f32, f64
 from polyopt.runtime.state import constants_key
 
 N = po.size("N")
@@ -418,3 +423,160 @@ def test_settings_that_make_no_sense_are_named(name: str, text: str, says: str) 
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
     assert says in done.stderr
     assert "RuntimeError" not in done.stderr and "OSError" not in done.stderr and "ValueError" not in done.stderr
+
+
+# --- compile-time values that hold others ---------------------------------------------------------------------------
+
+
+class Scaled:
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+
+    @po.op
+    def apply(self, x: f64[N]):
+        y = po.tensor("y")
+        y[i] = x[i] * self.factor
+        return y
+
+
+@po.op
+def applied(x: f64[N], function):
+    return function(x) + 0.0
+
+
+def test_a_method_of_ours_is_what_its_object_is_now() -> None:
+    x, scaled = np.ones(3), Scaled(2.0)
+    method = scaled.apply
+    assert_array_equal(applied(x, method), [2, 2, 2])
+    scaled.factor = 5.0
+    assert_array_equal(applied(x, method), [5, 5, 5])
+    assert constants_key({"f": scaled.apply}) == constants_key({"f": scaled.apply})
+
+
+def test_bound_ops_are_like_methods_of_python() -> None:
+    scaled, other = Scaled(2.0), Scaled(2.0)
+    method: Any = scaled.apply
+    assert method == scaled.apply and method != other.apply and len({method, scaled.apply, other.apply}) == 2
+    assert method.__func__ is Scaled.apply and method.__self__ is scaled
+    assert method.__name__ == "apply" and list(inspect.signature(method).parameters) == ["x"]
+    assert weakref.WeakMethod(method)() == scaled.apply
+
+
+class Words(ctypes.Structure):
+    _fields_ = (("word", ctypes.c_double),)
+
+
+class Shown:
+    """An array of another library: `__array__`, and no equality but identity."""
+
+    def __init__(self, values: Array) -> None:
+        self._held = (lambda: values,)  # what is inside a function is not looked at
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        return self._held[0]()
+
+
+def changed(holder: Any, kind: str) -> None:
+    if kind == "structure":
+        holder.word = 3.0
+    else:
+        holder[0] = 3.0
+
+
+@pytest.mark.parametrize("kind", ["proxy", "values", "ctypes", "structure", "array of others"])
+def test_what_a_compile_time_value_shows_is_looked_at(kind: str) -> None:
+    inside: Any = np.array([2.0]) if kind == "array of others" else {0: 2.0}
+    if kind == "ctypes":
+        inside = (ctypes.c_double * 1)(2.0)
+    elif kind == "structure":
+        inside = Words(2.0)
+    holder = {"proxy": MappingProxyType, "values": dict.values, "array of others": Shown}.get(kind, lambda v: v)(inside)
+    before = constants_key({"c": holder})
+    assert constants_key({"c": holder}) == before
+    changed(inside, kind)
+    assert constants_key({"c": holder}) != before
+
+
+def test_special_methods_of_a_class_may_be_replaced() -> None:
+    class Table:
+        def __getitem__(self, key: str) -> float:
+            return 2.0
+
+    @po.op
+    def scaled(x: f64[N], table):
+        return x * table["factor"]
+
+    table = Table()
+    assert_array_equal(scaled(np.ones(1), table), [2])
+    Table.__getitem__ = lambda self, key: 3.0  # type: ignore[method-assign]
+    assert_array_equal(scaled(np.ones(1), table), [3])
+
+
+# --- at once ----------------------------------------------------------------------------------------------------------
+
+
+INTERRUPTED = """
+import faulthandler, signal
+import numpy as np
+import polyopt as po
+from polyopt import f64
+
+faulthandler.dump_traceback_later(60, exit=True)
+N, i = po.size("N"), po.index("i")
+
+@po.op(dynamic=True)
+def double(x: f64[N]):
+    y = po.tensor("y")
+    y[i] = x[i] * 2
+    return y
+
+arrays = [np.ones(n) for n in range(1, 2500)]
+for x in arrays:
+    double(x)
+later, is_busy = iter(arrays[1200:]), False
+
+def handler(*_):
+    global is_busy
+    x = None if is_busy else next(later, None)
+    if x is not None:
+        is_busy = True
+        double(x)
+        is_busy = False
+
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 2e-4, 2e-4)
+for x in arrays[:1200]:
+    double(x)  # learns the call
+signal.setitimer(signal.ITIMER_REAL, 0)
+print("done")
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="signals of a timer")
+def test_a_handler_of_signals_may_call_what_is_being_learnt() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "done", done.stderr[-2000:]
+
+
+def test_tables_may_be_full_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    table: dict[Any, int] = {}
+    problems: list[Exception] = []
+
+    def fill(number: int) -> None:
+        try:
+            for n in range(20_000):
+                bounded.put(table, (number, n), n, 64)
+        except RuntimeError as error:
+            problems.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=fill, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not problems and len(table) <= 64

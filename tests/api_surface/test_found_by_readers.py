@@ -694,3 +694,32 @@ def test_an_op_may_have_letters_of_any_alphabet_in_its_name() -> None:
         return y
 
     assert_array_equal(größe(np.ones(3)), [2, 2, 2])
+
+
+@pytest.mark.parametrize("out", [np.float64(0), 3.0, Foreign(np.zeros((3, 2)))], ids=["scalar", "number", "copies"])
+def test_einsum_writes_to_what_can_be_written_alone(out: Any) -> None:
+    with pytest.raises(po.PolyoptError, match="out"):
+        po.einsum("ij->ji" if isinstance(out, Foreign) else "ij->", np.ones((2, 3)), out=out)
+
+
+def test_an_op_for_another_target_has_the_annotations_that_it_was_defined_with() -> None:
+    extent = 3
+
+    @po.op
+    def double(x: f64[extent]):
+        return 2 * x
+
+    assert_array_equal(double(np.ones(3)), [2, 2, 2])
+    extent = 4
+    assert_array_equal(double.on("cpu")(np.ones(extent - 1)), [2, 2, 2])
+
+
+def test_a_parameter_may_be_called_target() -> None:
+    @po.op
+    def loss(pred: f64[N], target: f64[N]):
+        return po.sum((pred[i] - target[i]) ** 2, i)
+
+    x: Any = np.arange(4.0)
+    for lowering in (loss.lower(pred=x, target=x), loss.lower(N=4), loss.lower(N=4, target="cpu")):
+        assert "target" in str(lowering.program)
+    assert loss(pred=x, target=x + 1) == 4

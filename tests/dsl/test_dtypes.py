@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -320,3 +321,9 @@ def test_no_dtype_is_refused_by_name() -> None:
 
     with pytest.raises(DTypeError, match="is not a dtype"):
         program(op)
+
+
+@pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3fn", "int4", "uint2", "float6_e2m3fn"])
+def test_narrower_floats_and_integers_of_other_libraries_are_refused(name: str) -> None:
+    with pytest.raises(DTypeError, match=name):
+        from_numpy(np.dtype(getattr(ml_dtypes, name)))

@@ -14,7 +14,7 @@ import polyopt as po
 from polyopt import compilation, f32, i32
 from polyopt.errors import ArgumentError, BackendUnavailable, BoundsError, CompileError
 from polyopt.runtime import arrays
-from polyopt.runtime.cuda import devices
+from polyopt.runtime.cuda import devices, dlpack
 from polyopt.runtime.cuda.driver import Limits
 from polyopt.runtime.cuda.image import KernelImage
 from polyopt.runtime.cuda.program import check_grid, check_kernel
@@ -129,6 +129,39 @@ def test_out_on_the_device(gpu: Device) -> None:
     out = Foreign(gpu, np.zeros((5, 7), np.float32))
     assert fresh(both)(Foreign(gpu, X), Foreign(gpu, X / 2), out=out) is out
     np.testing.assert_array_equal(out.get(), X / 2)
+
+
+@po.op
+def flipped(x: f32[M, N]):
+    y = po.tensor("y")
+    y[i, j] = x[i, N - 1 - j]
+    return y
+
+
+def test_out_on_the_device_may_be_read_too(gpu: Device) -> None:
+    """The result is computed elsewhere and copied, also to what we have made and to what is not aligned."""
+    ours = fresh(both)(Foreign(gpu, 2 * X), Foreign(gpu, X))
+    assert fresh(flipped)(ours, out=ours) is ours
+    np.testing.assert_array_equal(host_copy(gpu, ours), X[:, ::-1])
+    for theirs in (Foreign(gpu, X), Foreign(gpu, X, offset=4)):
+        fresh(flipped)(theirs, out=theirs)
+        np.testing.assert_array_equal(theirs.get(), X[:, ::-1])
+    turned = Foreign(gpu, X.T.copy()).T
+    with pytest.raises(ArgumentError, match="not contiguous"):
+        fresh(flipped)(turned, out=turned)
+    np.testing.assert_array_equal(turned.get(), X)
+
+
+def test_memory_of_other_devices_is_not_taken_for_cudas(gpu: Device) -> None:
+    class Elsewhere:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 8, 0  # Metal's
+
+        def __dlpack__(self, **_: Any) -> object:
+            return dlpack.give(64, (5, 7), X.dtype, (8, 0), self)
+
+    with pytest.raises(ArgumentError, match="device type 8"):
+        fresh(flipped)(Elsewhere())
 
 
 def test_an_array_that_is_not_aligned_is_copied_first(gpu: Device) -> None:

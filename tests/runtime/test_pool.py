@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from polyopt.errors import ArgumentError
@@ -102,6 +103,17 @@ def test_a_stopped_pool_starts_again(count: Counting) -> None:
         if used.run:
             assert count(used, 9)[:-1] == [1] * 9
     pools.set_num_threads(1)
+
+
+def test_the_number_of_threads_may_be_one_of_numpys() -> None:
+    try:
+        pool.set_num_threads(np.int64(2))
+        assert pool.num_threads() == 2
+        for wrong in (np.int64(0), np.bool_(True), 2.0, "2"):
+            with pytest.raises(ArgumentError, match="number of threads"):
+                pool.set_num_threads(wrong)
+    finally:
+        pool.set_num_threads(pool.usable_cores())
 
 
 def test_a_forked_child_computes_and_ends(count: Counting) -> None:

@@ -69,14 +69,29 @@ class DeviceArray(np.ndarray[Any, Any]):
     @property
     def is_aligned(self) -> bool:
         """Whether kernels, which load up to 16 bytes at once, can start here."""
-        return not self.size or int(self.__array_interface__["data"][0]) % ALIGNMENT == 0
+        return not self.size or self._address % ALIGNMENT == 0
+
+    @property
+    def _address(self) -> int:
+        return int(self.__array_interface__["data"][0])
 
     def take_from(self, source: DeviceArray) -> None:
-        """Copy the elements of another array of the same library, on its stream."""
+        """Copy the elements of a new array of the same library, on its stream.
+
+        Raises `ArgumentError` where the library copies nothing and this array is not C-contiguous.
+        """
         if hasattr(self.owner, "copy_"):
             self.owner.copy_(source.owner)
-        else:
+        elif not isinstance(self.home, OtherHome):
             self.owner[...] = source.owner
+        elif self.flags.c_contiguous:
+            self.home.copy(self._address, source._address, self.nbytes)
+        else:
+            raise ArgumentError(
+                "an array of 'out' that shares memory with an argument, or is not aligned, is not contiguous",
+                why="the result is computed elsewhere and copied, and only whole memory is copied on a GPU",
+                fix="give an array of its own, or a contiguous one",
+            )
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise AssertionError("elements in the memory of a GPU are not read from the host")
@@ -277,11 +292,12 @@ class CupyHome:
 class OtherHome:
     """A library of which only its arrays are known; its work is taken to be on the default stream.
 
-    allocate: gives memory for so many bytes; wait: for all work on the device
+    allocate: gives memory for so many bytes; copy: to an address from another so many bytes; wait: for all work there
     """
 
     ordinal: int
     allocate: Callable[[int], Memory] = field(compare=False)
+    copy: Callable[[int, int, int], None] = field(compare=False)
     wait: Callable[[], None] = field(compare=False)
     name: str = "other"
 
@@ -377,6 +393,7 @@ def _other(ordinal: int) -> OtherHome:
     return OtherHome(
         ordinal,
         lambda size: devices.driver(ordinal).allocate(size, "result", is_written=False),
+        lambda target, source, size: devices.driver(ordinal).copy(target, source, size),
         lambda: devices.driver(ordinal).wait(),
     )
 
@@ -390,4 +407,11 @@ def _from_dlpack(value: Any, name: str) -> DeviceArray:
             why=str(failure),
             facts={"argument": name},
         ) from failure
+    if found.device[0] not in dlpack.CUDA_DEVICES:
+        raise ArgumentError(
+            f"argument '{name}', a {type(value).__name__}, is in the memory of no GPU of CUDA's",
+            why=f"DLPack says device type {found.device[0]}",
+            fix="copy it to the host, or to a GPU of CUDA's",
+            facts={"argument": name, "device": found.device},
+        )
     return seen((value, found), _other(found.device[1]), found.address, found.shape, found.strides, found.dtype)

@@ -15,6 +15,8 @@ from polyopt.classes import dataclass
 
 CPU_DEVICE = 1
 CUDA_DEVICE = 2
+CUDA_DEVICES = frozenset({CUDA_DEVICE, 13})
+"""With managed memory, which both sides reach."""
 LEGACY_STREAM = 1
 """What a consumer passes to `__dlpack__` for the default stream of CUDA."""
 _NAME = b"dltensor"

@@ -64,10 +64,6 @@ class Queue(Protocol):
         """Copy the start of `memory` into a C-contiguous array of the host, after all work before."""
         ...
 
-    def copy(self, target: Memory, source: Memory, size: int) -> None:
-        """Copy `size` bytes inside the device."""
-        ...
-
     def launch(self, module: Module, kernel: KernelImage, grid: tuple[int, int, int], words: Sequence[int]) -> None:
         """Run a kernel whose parameters are these 64-bit words: addresses, then integers."""
         ...
@@ -101,6 +97,10 @@ class Driver(Protocol):
 
         Raises `MemoryError`.
         """
+        ...
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copy `size` bytes between two addresses of the device, on the default stream."""
         ...
 
     def wait(self) -> None:

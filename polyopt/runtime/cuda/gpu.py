@@ -51,7 +51,11 @@ class Pool:
         """Needs a context. Raises `cuda.MemoryError`."""
         rounded = _rounded(size)
         free = self._free[rounded]
-        return GpuMemory(free, free.pop() if free else cuda.mem_alloc(rounded), size)
+        try:
+            block = free.pop()
+        except IndexError:
+            block = cuda.mem_alloc(rounded)
+        return GpuMemory(free, block, size)
 
     def free(self) -> None:
         """Give the driver what nobody uses. Needs a context."""
@@ -181,6 +185,11 @@ class PycudaDriver:
             except cuda.MemoryError:
                 raise MemoryError(f"no {size} bytes on {self.limits.name} for {name}") from None
 
+    def copy(self, target: int, source: int, size: int) -> None:
+        if size:
+            with self._active:
+                cuda.memcpy_dtod_async(target, source, size, None)
+
     def wait(self) -> None:
         with self._active:
             cuda.Context.synchronize()
@@ -224,10 +233,6 @@ class GpuQueue:
                 cuda.Context.synchronize()
             else:
                 self.stream.synchronize()
-
-    def copy(self, target: Memory, source: Memory, size: int) -> None:
-        if size:
-            cuda.memcpy_dtod_async(target.address, source.address, size, self.stream)
 
     def launch(self, module: Module, kernel: KernelImage, grid: tuple[int, int, int], words: Sequence[int]) -> None:
         assert isinstance(module, GpuModule), "the module was loaded by this driver"

@@ -118,9 +118,6 @@ class EmulatedQueue:
     def get(self, memory: Memory, array: Array) -> None:
         array.reshape(-1).view(np.uint8)[:] = _emulated(memory).bytes[: array.nbytes]
 
-    def copy(self, target: Memory, source: Memory, size: int) -> None:
-        _emulated(target).bytes[:size] = _emulated(source).bytes[:size]
-
     def launch(self, module: Module, kernel: KernelImage, grid: tuple[int, int, int], words: Sequence[int]) -> None:
         loaded = _module(module)
         values = (ctypes.c_int64 * max(1, len(words)))(*words)
@@ -168,6 +165,9 @@ class Emulator:
 
     def allocate(self, size: int, name: str, *, is_written: bool) -> EmulatedMemory:
         return EmulatedMemory(size, name, is_written)
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        ctypes.memmove(target, source, size)
 
     def wait(self) -> None:
         """Everything has run already."""
