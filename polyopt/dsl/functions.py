@@ -183,7 +183,7 @@ def relu(x: object) -> Any:
 
 def silu(x: object) -> Any:
     """x * sigmoid(x)."""
-    return _compose("silu", lambda v: v * sigmoid(v), x)
+    return _compose("silu", _silu, x)
 
 
 def softplus(x: object) -> Any:
@@ -207,7 +207,7 @@ def _beside_float(x: Any) -> Any:
 
 
 def _as_wide(x: Any) -> Any:
-    """A float of 16 bits in f32, where `1 + erf(x)` keeps what is left near -1; others as they are."""
+    """A float of 16 bits in f32, where what is rounded in between is lost in the result; others as they are."""
     return Call("as_wide", (x,)) if isinstance(x, Expr) else x
 
 
@@ -216,9 +216,16 @@ def _in_dtype_of(value: Any, like: Any) -> Any:
     return Call("in_dtype_of", (value, like)) if isinstance(value, Expr) else value
 
 
+def _silu(x: Any) -> Any:
+    number = as_argument(x)
+    wide = _as_wide(number)
+    return _in_dtype_of(wide * sigmoid(wide), number)
+
+
 def _softplus(x: Any) -> Any:
     number = as_argument(x)
-    return maximum(number, 0) + log1p(exp(-abs(number)))
+    wide = _as_wide(number)
+    return _in_dtype_of(maximum(wide, 0) + log1p(exp(-abs(wide))), number)
 
 
 def _gelu_erf(x: Any) -> Any:
