@@ -104,7 +104,7 @@ def _installed(package: str) -> str:
 
 
 def _fingerprint(folder: Path) -> str:
-    """By names, sizes and times of the files; by their contents where a reproducible build gave all of them one time."""
+    """By names, sizes and times of files; by their contents where a reproducible build gave all of them one time."""
     seen: list[tuple[str, int, int]] = []
     pending = [str(folder)]
     while pending:

@@ -7,7 +7,7 @@ optimisation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -138,7 +138,9 @@ class _Kernel:
 
     def write(self) -> None:
         f = Function(self.module, self.entry, [("ptr", "words")])
-        writer = _FunctionWriter(self, f, Value("%words", "ptr"), self.plain_dots, slot=int64(0), is_worker=False)
+        writer = _FunctionWriter(
+            self, f, Value("%words", "ptr"), self.plain_dots, slot=int64(0), body=self.program.body, is_worker=False
+        )
         if self.dots == self.plain_dots:
             writer.write_program()
         else:
@@ -197,10 +199,12 @@ class _FunctionWriter:
         dots: Sequence[Dot],
         *,
         slot: Value,
+        body: Stmt,
         is_worker: bool,
         private_used: Expr = _NOTHING,
     ) -> None:
         """dots:         the instructions for groups
+        body:         what the function runs
         is_worker:    this is the body of a parallel loop, so parallel loops inside run serially
         private_used: bytes of each slot's private block that buffers of the loops around have in one of the slots
         """
@@ -214,7 +218,7 @@ class _FunctionWriter:
         self.x = Expressions(f, kernel.math, words)
         self.sizes = self._sizes()
         self.private_used = private_used
-        self._place_arguments()
+        self._place_arguments(buffers_used(body))
         self._use(dots)
 
     def _use(self, dots: Sequence[Dot]) -> None:
@@ -252,14 +256,15 @@ class _FunctionWriter:
         words = {name: self.word(first + number, "i64") for number, name in enumerate(program.sizes)}
         return {name: linear(self.x.bounded(value)) for name, value in words.items()}
 
-    def _place_arguments(self) -> None:
+    def _place_arguments(self, used: Collection[str]) -> None:
+        """The addresses of the arguments, and of what is used of the workspace: each depends on the sizes of others."""
         program = self.kernel.program
         for number, buffer in enumerate(program.arguments):
             base = self.word(abi.FIRST_ARGUMENT + number, "ptr")
             self.place(buffer, base, buffer.dtype.itemsize if buffer.aligned else 1)
         for buffer in program.arguments:
             self._keep(buffer)
-        for buffer in program.workspace:
+        for buffer in (buffer for buffer in program.workspace if buffer.name in used):
             self.place(buffer, self._workspace_address(self.kernel.shared_offsets[buffer.name]), buffer.dtype.itemsize)
 
     def _keep(self, buffer: Buffer) -> None:
@@ -359,7 +364,9 @@ class _Outline:
         words = f.load("ptr", 1, block, 8, "")
         chunk, chunks, slot = (Value(f"%{name}", "i64") for name in ("chunk", "chunks", "slot"))
         dots, private_used = self.outer.dots, self.outer.private_used
-        writer = _FunctionWriter(kernel, f, words, dots, slot=slot, is_worker=True, private_used=private_used)
+        writer = _FunctionWriter(
+            kernel, f, words, dots, slot=slot, body=self.loop, is_worker=True, private_used=private_used
+        )
         env = dict(writer.sizes)
         for number, name in enumerate(self.variables, 1):
             env[name] = linear(writer.x.bounded(writer.read_word(block, number, "i64")))

@@ -278,11 +278,25 @@ def stores_of(statement: Stmt) -> list[Store]:
 def buffers_used(statement: Stmt) -> frozenset[str]:
     """Names of all buffers that are loaded from or stored to."""
     used: set[str] = set()
-    for store in stores_of(statement):
-        used.add(store.buffer)
-        for expr in (*store.indices, store.value):
+    for inner in walk(statement):
+        if isinstance(inner, Store):
+            used.add(inner.buffer)
+        for expr in _own_expressions(inner):
             used.update(node.buffer for node in walk_expr(expr) if isinstance(node, Load))
     return frozenset(used)
+
+
+def _own_expressions(statement: Stmt) -> tuple[Expr, ...]:
+    """What a statement evaluates itself, not what those in it do."""
+    match statement:
+        case For(lower=lower, upper=upper):
+            return lower, upper
+        case If(condition):
+            return (condition,)
+        case Store(indices=indices, value=value):
+            return *indices, value
+        case _:
+            return ()
 
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
