@@ -27,6 +27,7 @@ from polyopt.fusion import (
     nested,
     offsets,
     partials,
+    prefixes,
     running,
     shared,
     short_sums,
@@ -73,14 +74,15 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     spare = GPU_OPS_PER_BYTE if options.is_on_gpu else 0
     short_program = short_sums.apply(program, short)
     folded = rewrites.rewrite(short_program, numerics=options.numerics, ops_per_byte=spare, kept=kept)
-    chained = _nested(folded, options)
+    stepped = _stepped(folded, options)
+    chained = _nested(stepped.program, options)
     whole = _unguarded(chained.program, options)
     same = _converted(whole.program, options)
     wide = _widened(same.program, options)
     unfolded = _unfolded(wide.program, options)
     side = _turned(unfolded.program, options)
     together = _joined(side.program, options)
-    parts = (chained, whole, same, wide, unfolded, side, together)
+    parts = (stepped, chained, whole, same, wide, unfolded, side, together)
     notes = (*map(str, short), *(note for part in parts for note in part.notes))
     return _in_one_pass(together.program, options, notes) or _in_parts(together.program, options, notes)
 
@@ -88,6 +90,16 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
 def _separated(program: ir.Program, options: Options) -> tuple[ir.Program, frozenset[str]]:
     """Values that are compared with their extremum as tensors. Strict numerics compute them alike everywhere."""
     return (program, frozenset()) if options.is_strict else compared.separate(program)
+
+
+def _stepped(program: ir.Program, options: Options) -> prefixes.Stepped:
+    """Sums over prefixes from one another. Threads of a GPU would wait for each other."""
+    if options.is_on_gpu:
+        return prefixes.Stepped(program)
+    found = prefixes.step(program, in_order=options.is_strict)
+    if found.notes and not picks.choose("prefixes step by step", True, lambda: (True, False)):
+        return prefixes.Stepped(program)
+    return found
 
 
 def _nested(program: ir.Program, options: Options) -> nested.Nested:

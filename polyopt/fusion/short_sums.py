@@ -27,7 +27,7 @@ MOST_COST = 160
 FEWEST_LANES = 8
 """Points of the shortest axis that is worth lanes."""
 
-_COMBINE: Mapping[str, str] = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+COMBINE: Mapping[str, str] = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _short(
 ) -> Iterator[ShortSum]:
     """The plan for one reduction, if it is worth it."""
     lengths = [length(a) for a in summed]
-    if reducer.name not in _COMBINE or not all(lengths):
+    if reducer.name not in COMBINE or not all(lengths):
         return
     terms = prod(n for n in lengths if n is not None)
     if None in lengths or terms > MOST_TERMS or terms * _nodes(body) > LARGEST_VALUE or terms * cost(body) > MOST_COST:
@@ -195,5 +195,5 @@ def _terms(reducer: ir.Reducer, body: ir.Expr, axes: Sequence[ir.Axis]) -> ir.Ex
     ]
     total, *rest = terms if reducer.neutral is None else [reducer.neutral, *terms]
     for term in rest:
-        total = ir.Op(_COMBINE[reducer.name], (total, term), reducer.dtype)
+        total = ir.Op(COMBINE[reducer.name], (total, term), reducer.dtype)
     return total
