@@ -198,7 +198,9 @@ def gelu(x: object, approximate: bool = False) -> Any:
 
 def as_argument(x: Any) -> Any:
     """A value in the dtype that functions of floats take it in, so that arithmetic before them does not wrap."""
-    return Call("as_argument", (x,)) if isinstance(x, Expr) else float(x)
+    if isinstance(x, Expr):
+        return Call("as_argument", (x,))
+    return x if isinstance(x, np.floating) else float(x)
 
 
 def _beside_float(x: Any) -> Any:

@@ -309,6 +309,7 @@ def test_functions_of_numpys_scalars_are_as_strong_as_they() -> None:
         lambda: po.clip(np.float64(0.5), 0, 1),
         lambda: po.rsqrt(np.float64(4)),
         lambda: po.silu(np.float64(1)),
+        lambda: po.softplus(np.float64(1)),
     ):
         found = po.op(lambda x, value=function: x + value())(x)
         assert found.dtype == np.float64
