@@ -96,10 +96,7 @@ def _stepped(program: ir.Program, options: Options) -> prefixes.Stepped:
     """Sums over prefixes from one another. Threads of a GPU would wait for each other."""
     if options.is_on_gpu:
         return prefixes.Stepped(program)
-    found = prefixes.step(program, in_order=options.is_strict)
-    if found.notes and not picks.choose("prefixes step by step", True, lambda: (True, False)):
-        return prefixes.Stepped(program)
-    return found
+    return prefixes.step(program, in_order=options.is_strict)
 
 
 def _nested(program: ir.Program, options: Options) -> nested.Nested:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 
+from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import (
@@ -45,6 +46,7 @@ class Prefix:
 
     whole:   as it was written
     step:    the axis of the equation along which it grows
+    steps:   along it, or enough where sizes decide
     grows:   1 where more is taken as the step's axis grows, -1 as it falls
     summed:  the axis of which each step takes one more value
     value:   that value, where the step is at its axis
@@ -54,6 +56,7 @@ class Prefix:
 
     whole: ir.Reduce
     step: str
+    steps: int
     grows: int
     summed: ir.Axis
     value: Affine
@@ -95,7 +98,7 @@ def step(program: ir.Program, *, in_order: bool) -> Stepped:
 
 
 def find(program: ir.Program, equation: ir.Equation, whole: ir.Reduce, *, in_order: bool) -> Prefix | None:
-    """How a reduction in the value of an equation is made step by step, if it is worth it."""
+    """How a reduction in the value of an equation is made step by step, if it can be."""
     if whole.reducer.name not in COMBINE or equation.guard != TRUE:
         return None
     if any(depends_on(program, [read.tensor], equation.tensor) for read in ir.reads(whole.body)):
@@ -104,23 +107,22 @@ def find(program: ir.Program, equation: ir.Equation, whole: ir.Reduce, *, in_ord
     for number, part in enumerate(parts):
         others = (*parts[:number], *parts[number + 1 :])
         known = axes_in(replace(whole, guard=conjunction(*others)))
-        for along in (a for a in equation.axes if a.name not in known and _is_plain(a)):
-            prefix = _growing(part, along.name, whole, others)
-            if prefix is not None and _suits(equation, along, prefix, in_order=in_order):
+        for along in (a for a in equation.axes if a.name not in known):
+            prefix = _growing(part, along, whole, others)
+            if prefix is not None and _suits(equation, prefix, in_order=in_order):
                 return prefix
     return None
 
 
-def _suits(equation: ir.Equation, along: ir.Axis, prefix: Prefix, *, in_order: bool) -> bool:
-    """Whether a prefix may be made step by step, and has enough steps for it."""
+def _suits(equation: ir.Equation, prefix: Prefix, *, in_order: bool) -> bool:
+    """Whether a prefix may be made step by step, and has steps."""
     whole = prefix.whole
     is_exact = not whole.dtype.is_float or whole.reducer.name in ("max", "min")
     keeps_order = is_exact or (prefix.is_last and len(whole.axes) == 1)
     own = [a for a in equation.axes if a.name in axes_in(whole)]
     return (
         (keeps_order or not in_order)
-        and _is_plain(prefix.summed)
-        and min(_extent(along), _extent(prefix.summed)) >= LEAST_STEPS
+        and prefix.steps > 1
         and all(any(map(is_nonnegative, a.lower)) for a in own)
         and (whole.reducer.neutral is not None or not prefix.inner)
     )
@@ -137,7 +139,7 @@ def _extent(one: ir.Axis) -> int:
     return extent.constant if extent.is_constant else LEAST_STEPS
 
 
-def _growing(part: Condition, along: str, whole: ir.Reduce, others: tuple[Condition, ...]) -> Prefix | None:
+def _growing(part: Condition, along: ir.Axis, whole: ir.Reduce, others: tuple[Condition, ...]) -> Prefix | None:
     """The prefix for a guard that takes one more value of a summed axis for each step of an axis."""
     if not isinstance(part, Compare) or part.op not in _AT_MOST:
         return None
@@ -146,13 +148,14 @@ def _growing(part: Condition, along: str, whole: ir.Reduce, others: tuple[Condit
     points = [a for a in whole.axes if a.name in axes_of(bound)]
     if len(points) != 1:
         return None
-    of_point, of_step = (bound.coefficient(AxisRef(name)) for name in (points[0].name, along))
+    of_point, of_step = (bound.coefficient(AxisRef(a.name)) for a in (points[0], along))
     rest = bound - axis(points[0].name) * of_point
-    if abs(of_point) != 1 or abs(of_step) != 1:
+    if abs(of_point) != 1 or abs(of_step) != 1 or not (_is_plain(points[0]) and _is_plain(along)):
         return None
-    if {points[0].name, along} & axes_of(rest - axis(along) * of_step):
+    if {points[0].name, along.name} & axes_of(rest - axis(along.name) * of_step):
         return None  # inside a quotient
-    return Prefix(whole, along, -of_step, points[0], rest * -of_point, of_point == 1, others)
+    steps = min(_extent(along), _extent(points[0]))
+    return Prefix(whole, along.name, steps, -of_step, points[0], rest * -of_point, of_point == 1, others)
 
 
 def _parts(guard: Condition) -> tuple[Condition, ...]:
@@ -198,11 +201,22 @@ class _Stepper:
             if not isinstance(expr, ir.Reduce):
                 return ir.rebuild(expr, visit)
             if expr not in known:
-                prefix = find(self.program, equation, expr, in_order=self.in_order)
+                prefix = self.chosen(equation, expr)
                 known[expr] = expr if prefix is None else self.made(equation, prefix, made)
             return known[expr]
 
         return equation if equation.is_accumulation else replace(equation, value=visit(equation.value))
+
+    def chosen(self, equation: ir.Equation, whole: ir.Reduce) -> Prefix | None:
+        """How a reduction is made step by step, where that is worth it or a pick asks for it."""
+        prefix = find(self.program, equation, whole, in_order=self.in_order)
+        if prefix is None or not picks.choose(
+            f"{equation.tensor} along {prefix.step} from the one before",
+            prefix.steps >= LEAST_STEPS,
+            lambda: (True, False),
+        ):
+            return None
+        return prefix
 
     def alone(self, equation: ir.Equation) -> Prefix | None:
         """The prefix that is all of a tensor, whose elements can be made from one another."""
@@ -213,7 +227,7 @@ class _Stepper:
             or not {a.name for a in equation.axes} <= axes_in(whole)
         ):
             return None
-        return find(self.program, equation, whole, in_order=self.in_order)
+        return self.chosen(equation, whole)
 
     def as_value(self, equation: ir.Equation) -> ir.Equation:
         """An accumulation that is all there is of its tensor and has a prefix, as a reduction in a value."""
@@ -227,7 +241,7 @@ class _Stepper:
             reducer.neutral is None
             or not all(condition_axes(part) & summed for part in _parts(guard))
             or not is_whole_sum(self.program, replace(equation, guard=TRUE))
-            or find(self.program, as_value, whole, in_order=self.in_order) is None
+            or self.chosen(as_value, whole) is None
         ):
             return equation
         return as_value

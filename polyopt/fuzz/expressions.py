@@ -291,6 +291,8 @@ class Writer:
         axis = self.new_axis(scope)
         if axis is None:
             return self.leaf(scope, dtype)
+        if scope and self.chance(0.1):
+            return self.prefix(scope, axis, dtype, depth)
         inner_scope = (*scope, axis)
         where = self.condition(inner_scope) if self.chance(0.3) else None
         match self.random.randrange(8):
@@ -310,6 +312,15 @@ class Writer:
                 inner = self.value(inner_scope, self.random.choice(self.dtypes), depth)
                 kind = self.random.choice(("argmax", "argmin"))
                 return self.cast(_reduced(f"po.{kind}", inner, axis[0], None, "", "i64", self.extent(axis[1])), dtype)
+
+    def prefix(self, scope: tuple[Axis, ...], axis: Axis, dtype: str, depth: int) -> Node:
+        """A reduction of terms that do not know one of the indices in scope, up to it or from it on."""
+        step, size = self.random.choice(scope)
+        shift = self.random.randint(-1, 3)
+        ends = (f"{step} + {shift}", f"{step} - {shift}", f"{size} - {step} - {shift}")
+        where = Node(f"({axis[0]} {self.random.choice(('<', '<=', '>', '>='))} {self.random.choice(ends)})")
+        inner_scope = (*(other for other in scope if other[0] != step), axis)
+        return self.random.choice((self.total, self.total, self.extreme))(inner_scope, dtype, depth, where)
 
     def new_axis(self, scope: tuple[Axis, ...]) -> Axis | None:
         used = {name for name, _ in scope}
