@@ -293,7 +293,7 @@ class Op(Unchanging):
         given = (p for p in self.signature.parameters if p.name in values)
         found = next((p.name for p in given if not arguments.is_constant(p, values[p.name])), None)
         size = next((name for name in kwargs if name not in self._names), None)
-        if found is not None and size is not None:
+        if found is not None and size is not None and isinstance(values[found], int | float):
             raise ArgumentError(
                 f"{self.signature.name}: '{found}' is an argument of a call, and '{size}' is none",
                 why="either sizes and compile-time values are given, or what a call is given",

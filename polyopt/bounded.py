@@ -11,16 +11,16 @@ MOST = 4096
 """Entries that a table keeps."""
 
 
-def put(table: dict[Hashable, Value], key: Hashable, value: Value, most: int = MOST) -> Value:
-    """Remember a value, and return it."""
+def put(table: dict[Hashable, Value], key: Hashable, value: Value, most: int | None = None) -> Value:
+    """Remember a value, and return it. most: entries of this table, where it has fewer than others"""
     table[key] = value
     trim(table, most)
     return value
 
 
-def trim(table: dict[Hashable, Any], most: int = MOST) -> None:
+def trim(table: dict[Hashable, Any], most: int | None = None) -> None:
     """Forget what is too much. Safe beside other threads that do the same."""
-    while len(table) > most:
+    while len(table) > (MOST if most is None else most):
         try:
             oldest = next(iter(table))
         except (RuntimeError, StopIteration):  # another thread changed the table between the two steps
