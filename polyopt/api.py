@@ -288,7 +288,10 @@ class Op(Unchanging):
         return found
 
     def _is_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether these are the arguments of a call, and not sizes and compile-time values."""
+        """Whether these are the arguments of a call, and not sizes and compile-time values.
+
+        Raises `ArgumentError` for a run-time number beside sizes.
+        """
         values = self._by_name(args, kwargs)
         given = (p for p in self.signature.parameters if p.name in values)
         found = next((p.name for p in given if not arguments.is_constant(p, values[p.name])), None)

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.run(options)
     except PolyoptError as error:
-        if error.where is not None and Path(error.where.file).name == Path(sys.argv[0]).name:
+        if error.where is not None and Path(error.where.file).resolve() == Path(sys.argv[0]).resolve():
             error.where = None  # the script that calls this function
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_FAILED

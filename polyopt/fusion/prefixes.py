@@ -285,8 +285,8 @@ def _divided(along: ir.Axis, grows: int) -> tuple[ir.Axis, ir.Axis]:
     return first, replace(along, lower=(lower + 1,)) if grows == 1 else replace(along, upper=(upper - 1,))
 
 
-def _next(prefix: Prefix, before: ir.Read, steps: ir.Axis) -> ir.Expr:
-    """A result from the one before it."""
+def _next(prefix: Prefix, before: ir.Read, others: ir.Axis) -> ir.Expr:
+    """A result from the one before it. others: the steps but the first"""
     whole, at = prefix.whole, prefix.at()
     term = at_axes(whole.body, at)
     if prefix.left:
@@ -294,7 +294,7 @@ def _next(prefix: Prefix, before: ir.Read, steps: ir.Axis) -> ir.Expr:
         term = replace(whole, body=term, axes=prefix.left, guard=inner)
     combined = ir.Op(COMBINE[whole.reducer.name], (before, term), whole.dtype)
     outer = [_moved(part, at) for part in prefix.others if part not in prefix.inner]
-    guard = conjunction(*outer, *_inside(prefix, steps))
+    guard = conjunction(*outer, *_inside(prefix, others))
     return combined if guard == TRUE else ir.Where(guard, combined, before, whole.dtype)
 
 
@@ -304,10 +304,10 @@ def _moved(condition: Condition, at: Mapping[str, Affine]) -> Condition:
     )
 
 
-def _inside(prefix: Prefix, steps: ir.Axis) -> Iterator[Condition]:
+def _inside(prefix: Prefix, others: ir.Axis) -> Iterator[Condition]:
     """That the value which a step takes is one of the summed axis, where that is not known."""
     (lower,), (upper,) = prefix.summed.lower, prefix.summed.upper
-    ends = (steps.lower[0], steps.upper[0] - 1)
+    ends = (others.lower[0], others.upper[0] - 1)
     for slack in (prefix.value - lower, upper - 1 - prefix.value):
         factor = slack.coefficient(AxisRef(prefix.step))
         least = slack - axis(prefix.step) * factor + (ends[0] if factor > 0 else ends[1]) * factor

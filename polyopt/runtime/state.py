@@ -37,7 +37,7 @@ class Unchanging:
 
 
 class Composed:
-    """Base of classes whose instances count by their parts alone."""
+    """Base of classes whose instances count by their parts alone; each says what those are."""
 
     __slots__ = ()
 
@@ -122,9 +122,10 @@ class _Walk:
 
     def note_content(self, value: Any, kind: type) -> None:
         """Note what is inside a value that is no set of attributes: its parts, its memory, or its own equality."""
-        read = _reader(kind) or _memory_reader(value, kind)
-        if read is not None:
-            facts, parts = read(value)
+        read = _reader(kind)
+        content = _memory(value, kind) if read is None else read(value)
+        if content is not None:
+            facts, parts = content
             self.found.append(facts)
             self.found.append(len(parts))
             self.note(parts)
@@ -271,25 +272,15 @@ def _reader(kind: type) -> Callable[[Any], Content] | None:
     return None
 
 
-def _memory_reader(value: object, kind: type) -> Callable[[Any], Content] | None:
-    """The reader for an object that shows its memory, as arrays of other libraries and those of ctypes do."""
+def _memory(value: Any, kind: type) -> Content | None:
+    """The elements of an object that shows its memory, as arrays of other libraries and those of ctypes do."""
     try:
         if hasattr(kind, "__array__"):
-            np.asarray(value)
-            return _array_of_others
-        memoryview(value).release()  # type: ignore[arg-type]  # that is what is asked
-        return _bytes
+            return _array(np.asarray(value))
+        with memoryview(value) as seen:
+            return (seen.format, seen.shape, seen.tobytes()), ()
     except Exception:  # noqa: BLE001  # whatever another library raises where its array is not on the host
         return None
-
-
-def _array_of_others(value: Any) -> Content:
-    return _array(np.asarray(value))
-
-
-def _bytes(value: Any) -> Content:
-    with memoryview(value) as seen:
-        return (seen.format, seen.shape, seen.tobytes()), ()
 
 
 def _has_equality(value: object, kind: type) -> bool:
