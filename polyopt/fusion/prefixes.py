@@ -223,6 +223,7 @@ class _Stepper:
         whole = equation.value
         if (
             not isinstance(whole, ir.Reduce)
+            or equation.is_accumulation
             or not is_whole_sum(self.program, equation)
             or not {a.name for a in equation.axes} <= axes_in(whole)
         ):

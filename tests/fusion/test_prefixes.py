@@ -139,6 +139,18 @@ def test_accumulations_round_and_wrap_at_the_end(dtype: po.DType) -> None:
 
 
 @pytest.mark.usefixtures("few")
+@pytest.mark.usefixtures("few")
+def test_an_accumulation_of_prefixes_is_no_prefix() -> None:
+    @po.op
+    def op(x: f64[K, L]):
+        y, n = po.tensor("y", shape=(8,)), po.index("n", extent=8)
+        y[n] += po.sum(x[k, l], k, where=k <= n)
+        return y
+
+    x = numbers(3, 8, 5)
+    assert_array_equal(op(x), np.cumsum(x.sum(axis=1)))
+
+
 def test_strict_numerics_keep_the_order_of_terms() -> None:
     def before(x: f32[N]):
         y, n = po.tensor("y"), po.index("n", extent=N)
