@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import assert_never
 
 from polyopt.classes import dataclass
@@ -12,8 +13,9 @@ from polyopt.codegen_c.identifiers import Identifiers
 from polyopt.codegen_c.workspace import byte_strides, calculated
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
-from polyopt.dtypes import DType, bf16, f16, f32, f64, i64
+from polyopt.dtypes import DType, bf16, bool_, f16, f32, f64, i64
 from polyopt.loops.ir import Buffer, Check, Expr, Load, integer, walk_expr
+from polyopt.loops.scan import both
 
 # How tightly C binds, loosest first.
 _CHOICE, _LOGIC, _COMPARE, _SUM, _PRODUCT, _PREFIX, _ATOM = range(7)
@@ -71,7 +73,8 @@ class CExpressions:
             case Load():
                 return self._load(expr)
             case Op():
-                operands = [self.value(arg, is_data=is_data) for arg in expr.args]
+                args = _chosen(*expr.args) if expr.name == "select" else expr.args
+                operands = [self.value(arg, is_data=is_data) for arg in args]
                 if is_index(expr) and not (is_data and self._may_wrap(expr)):
                     return _index_operation(expr, operands)
                 return operation(expr.name, expr.args[-1].dtype, operands)
@@ -169,6 +172,41 @@ def simple_sum(left: Expr, right: Expr) -> Expr:
         if isinstance(term, Const) and term.value == 0:
             return other
     return calculated("add", left, right)
+
+
+def _chosen(condition: Expr, then: Expr, otherwise: Expr) -> tuple[Expr, Expr, Expr]:
+    """The operands of a choice: C evaluates the arm that is taken, whose loads need not ask for the condition again."""
+    fails: Expr = Op("not", (condition,), bool_)
+    return condition, _unmasked(then, _parts(condition)), _unmasked(otherwise, _parts(fails))
+
+
+def _unmasked(expr: Expr, known: Collection[Expr]) -> Expr:
+    """The expression without what masks of loads ask that is known to hold."""
+    match expr:
+        case Const() | Var():
+            return expr
+        case Op(args=args):
+            return replace(expr, args=tuple(_unmasked(arg, known) for arg in args))
+        case Cast(arg=arg):
+            return replace(expr, arg=_unmasked(arg, known))
+        case Load(indices=indices, mask=mask):
+            left: Expr | None = None
+            for part in () if mask is None else _parts(mask):
+                left = left if part in known else both(left, part)
+            return replace(expr, indices=tuple(_unmasked(index, known) for index in indices), mask=left)
+        case _:
+            assert_never(expr)
+
+
+def _parts(condition: Expr) -> tuple[Expr, ...]:
+    """What a condition says, one by one."""
+    match condition:
+        case Op("and", args):
+            return tuple(part for arg in args for part in _parts(arg))
+        case Op("not", (Op("not", (inner,)),)):
+            return _parts(inner)
+        case _:
+            return (condition,)
 
 
 def from_stored(element: Text, dtype: DType) -> Text:

@@ -10,6 +10,7 @@ from dataclasses import field
 
 from polyopt.classes import dataclass
 from polyopt.codegen_c.identifiers import external, identifiers, symbol_of
+from polyopt.codegen_cuda.alignment import facts
 from polyopt.codegen_cuda.expressions import helpers, in_cuda
 from polyopt.codegen_cuda.intervals import Interval, of_loop
 from polyopt.codegen_cuda.kernel import KernelPrinter
@@ -18,7 +19,6 @@ from polyopt.codegen_cuda.reductions import Reductions
 from polyopt.codegen_cuda.shapes import common, shape_of
 from polyopt.codegen_cuda.source import Branch, CudaKernel, CudaSource, Launch, Repeat, Step
 from polyopt.codegen_cuda.threads import Names
-from polyopt.codegen_cuda.vectors import facts
 from polyopt.loops.ir import Alloc, Block, For, If, LoopProgram, Stmt, compares_numbers, walk
 from polyopt.target import STATIC_SHARED_BYTES
 

@@ -15,6 +15,7 @@ from typing import assert_never
 
 from polyopt.codegen_c.c_expressions import Text
 from polyopt.codegen_c.c_helpers import stored_type, value_type
+from polyopt.codegen_cuda.alignment import VECTOR_BYTES, note
 from polyopt.codegen_cuda.barriers import Touch, conflicts, in_any_iteration, touches, values_apart
 from polyopt.codegen_cuda.intervals import Interval, as_number, folded
 from polyopt.codegen_cuda.kept import kept, turns_of
@@ -32,7 +33,6 @@ from polyopt.codegen_cuda.shapes import (
 )
 from polyopt.codegen_cuda.source import RECORD, CudaKernel
 from polyopt.codegen_cuda.threads import Hoisted, Names, comment, indented
-from polyopt.codegen_cuda.vectors import VECTOR_BYTES, note
 from polyopt.codegen_cuda.warp_text import WarpPrinter
 from polyopt.dsl.ir import Const, Op, Reducer, Var
 from polyopt.dtypes import bool_

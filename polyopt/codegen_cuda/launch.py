@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from polyopt.codegen_c.c_helpers import stored_type
+from polyopt.codegen_cuda.alignment import note
 from polyopt.codegen_cuda.intervals import Interval, as_number, folded, interval, of_loop
 from polyopt.codegen_cuda.reductions import Reductions
 from polyopt.codegen_cuda.shapes import (
@@ -14,7 +15,6 @@ from polyopt.codegen_cuda.shapes import (
 from polyopt.codegen_cuda.source import RECORD
 from polyopt.codegen_cuda.threads import Names, comment
 from polyopt.codegen_cuda.vector_text import VectorPrinter
-from polyopt.codegen_cuda.vectors import note
 from polyopt.dsl.ir import Const, Op, Var
 from polyopt.dtypes import i64
 from polyopt.loops.ir import (

@@ -141,8 +141,10 @@ class _Planner:
         if tiles is not None:
             return points, tiles
         names = tuple(loop.name for loop in order)
-        nest = CudaNest(head.name, "points", names, self.tile(order), reason=f"neighbors along {_base(lane.name)}")
-        return points, nest
+        near = self.near(order, statements(body))
+        reason = f"neighbors along {_base(lane.name)}"
+        reason += "" if near is None else f", rows along {_base(near.name)} that read the same"
+        return points, CudaNest(head.name, "points", names, self.tile(order, near), reason=reason)
 
     def reuses(self, body: Tree, around: int) -> bool:
         """Whether a contraction is at work with points enough: neighboring points share operands, rows would not."""
@@ -323,16 +325,36 @@ class _Planner:
             return max(WARP, min(wanted // ROW_VECTOR, power_above(self.target.threads // 2 // rows)))
         return min(wanted, 256 if rows >= self.target.sms else self.target.block_threads)
 
-    def tile(self, order: Sequence[Loop]) -> tuple[int, ...]:
-        """Points per block along each loop: powers of two, most along the last one, whose points are neighbors."""
+    def near(self, order: Sequence[Loop], names: Sequence[str]) -> Loop | None:
+        """The innermost loop, of those around the last one, along which statements read an array at several distances:
+        as a stencil's rows do."""
+        for loop in reversed(order[:-1]):
+            for name in names:
+                own = axis_of(loop.row(name))
+                rows: dict[tuple[str, tuple[Affine, ...]], tuple[int, ...]] = {}
+                for read in (access.read for access in self.scop.statement(name).reads):
+                    subscripts = [s for s in read.subscripts if isinstance(s, Affine) and own in axes_of(s)]
+                    element = read.tensor, tuple(s - s.constant for s in subscripts)
+                    distances = tuple(s.constant for s in subscripts)
+                    if subscripts and rows.setdefault(element, distances) != distances:
+                        return loop
+        return None
+
+    def tile(self, order: Sequence[Loop], near: Loop | None) -> tuple[int, ...]:
+        """Points per block along each loop: powers of two, most along the last one, whose points are neighbors.
+
+        near: a loop whose points read the same, for which a warp of them is left
+        """
         left = POINT_THREADS
         while left > 2 * WARP and self.count(order) < left * self.target.sms:
             left //= 2
-        chunks: list[int] = []
-        for loop in reversed(order):
-            chunks.insert(0, min(left, power_above(self.extent(loop))))
-            left //= chunks[0]
-        return tuple(chunks)
+        chunks: dict[str, int] = {}
+        first = [order[-1]] if near is None else [order[-1], near]
+        for loop in (*first, *(loop for loop in reversed(order) if loop not in first)):
+            most = WARP if near is not None and loop is order[-1] else left
+            chunks[loop.name] = min(left, most, power_above(self.extent(loop)))
+            left //= chunks[loop.name]
+        return tuple(chunks[loop.name] for loop in order)
 
 
 def _element(read: Read, places: Mapping[str | None, str]) -> tuple[str, tuple[Affine, ...]] | None:

@@ -14,10 +14,11 @@ from math import prod
 from typing import assert_never
 
 from polyopt.classes import dataclass
-from polyopt.codegen_cuda import columns, tiled, turning
+from polyopt.codegen_cuda import columns, edges, tiled, turning
+from polyopt.codegen_cuda.alignment import VECTOR_BYTES
 from polyopt.codegen_cuda.intervals import Interval, as_number, folded, interval
 from polyopt.codegen_cuda.plan import Contraction
-from polyopt.codegen_cuda.vectors import VECTOR_BYTES, Vectors
+from polyopt.codegen_cuda.vectors import Vectors
 from polyopt.dsl.ir import Op, Var
 from polyopt.dtypes import bool_, i64
 from polyopt.loops.ir import (
@@ -36,6 +37,7 @@ from polyopt.loops.ir import (
     integer,
     stores_of,
     substatements,
+    substitute_in,
     walk,
     walk_expr,
 )
@@ -215,13 +217,30 @@ class _Cutter:
             return 1, last.chunk, body
         vectors = self.vectors
         vectors.known.clear()
-        width = vectors.widest(last, body, last.chunk // 2)  # a block loop has two threads at least
-        spread = vectors.spread(body, last.var, width) if width > 1 else None
+        most = last.chunk // 2  # a block loop has two threads at least
+        width, spread = vectors.widest(last, body, most)
+        wider, inside = self.spread_inside(loops, body, most)
+        if wider > width:
+            width, spread = wider, inside
         if spread is None:
             return 1, last.chunk, body
         counts = [as_number(folded("sub", loop.upper, loop.lower)) for loop in loops]
         groups = prod(-(-(count or 0) // (loop.chunk * loop.step)) for count, loop in zip(counts, loops))
         return width, last.chunk if groups >= width * self.blocks else last.chunk // width, spread
+
+    def spread_inside(self, loops: tuple[For, ...], body: Stmt, most: int) -> tuple[int, Stmt | None]:
+        """Vectors where lanes differ at edges alone: inside, and points one by one where a vector meets an edge."""
+        last, found = loops[-1], edges.inside(loops, body)
+        if found is None:
+            return 1, None
+        width, spread = self.vectors.widest(last, found.body, most)
+        condition = found.condition(last, width)
+        if spread is None or condition is None:
+            return 1, None
+        lane = self.vectors.lanes[last.var]
+        point: Expr = Op("add", (index_var(last.var), index_var(lane)), i64)
+        single = For(lane, integer(0), integer(width), substitute_in(body, {last.var: point}), axis=lane)
+        return width, If(condition, spread, single)
 
     def fresh(self, name: str) -> str:
         candidate, number = name, 1

@@ -12,13 +12,13 @@ from math import prod
 
 from polyopt.classes import dataclass
 from polyopt.codegen_c.c_helpers import stored_type
+from polyopt.codegen_cuda.alignment import note
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.launch import LaunchPrinter
 from polyopt.codegen_cuda.reductions import Reductions
 from polyopt.codegen_cuda.rings import around, pieces_of, read, written
 from polyopt.codegen_cuda.shapes import dims, exprs
 from polyopt.codegen_cuda.threads import INDENT, Names, comment, indented
-from polyopt.codegen_cuda.vectors import note
 from polyopt.dsl.ir import Var
 from polyopt.errors import ScheduleError
 from polyopt.loops.ir import Block, Buffer, Expr, For, If, Stmt, integer, walk, walk_expr

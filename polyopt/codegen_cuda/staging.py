@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import gcd, prod
 
+from polyopt.codegen_cuda.alignment import VECTOR_BYTES
 from polyopt.codegen_cuda.contractions import ROW_PADDING
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.plan import Contraction
@@ -20,7 +21,7 @@ from polyopt.codegen_cuda.rings import Ring
 from polyopt.codegen_cuda.shapes import replaced
 from polyopt.codegen_cuda.sums import Sum, exprs_of, has_loads, is_contiguous
 from polyopt.codegen_cuda.tiles import SIDE, Copy, Side, below, extent
-from polyopt.codegen_cuda.vectors import VECTOR_BYTES, Vectors
+from polyopt.codegen_cuda.vectors import Vectors
 from polyopt.dsl.ir import Op, Reducer, Var
 from polyopt.dtypes import i64
 from polyopt.loops.ir import (

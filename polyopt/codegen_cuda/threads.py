@@ -11,11 +11,11 @@ from polyopt.classes import dataclass
 from polyopt.codegen_c.c_expressions import Text, cast, from_stored, is_typed, to_stored
 from polyopt.codegen_c.c_helpers import helper_name, stored_type
 from polyopt.codegen_c.identifiers import Identifiers
+from polyopt.codegen_cuda.alignment import note
 from polyopt.codegen_cuda.expressions import CudaExpressions
 from polyopt.codegen_cuda.intervals import as_number
 from polyopt.codegen_cuda.reductions import Reductions
 from polyopt.codegen_cuda.shapes import is_filled_together
-from polyopt.codegen_cuda.vectors import note
 from polyopt.dsl.ir import Reducer
 from polyopt.errors import ScheduleError
 from polyopt.loops.ir import (

@@ -12,11 +12,12 @@ from dataclasses import replace
 from math import gcd
 
 from polyopt.classes import dataclass
+from polyopt.codegen_cuda.alignment import VECTOR_BYTES, slope
 from polyopt.codegen_cuda.intervals import Interval, as_number, interval, of_loop
 from polyopt.codegen_cuda.shapes import replaced
 from polyopt.codegen_cuda.staging import TOGETHER
 from polyopt.codegen_cuda.tiles import below
-from polyopt.codegen_cuda.vectors import VECTOR_BYTES, Vectors, slope
+from polyopt.codegen_cuda.vectors import Vectors
 from polyopt.dsl.ir import Op, Var
 from polyopt.dtypes import i64
 from polyopt.loops.ir import (

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from polyopt.codegen_c.c_expressions import Text, is_typed
 from polyopt.codegen_c.c_helpers import stored_type
-from polyopt.codegen_cuda.intervals import as_number
+from polyopt.codegen_cuda.alignment import first_lane, is_vector
+from polyopt.codegen_cuda.halos import Halo, halos
+from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.kept import Kept, Slot
 from polyopt.codegen_cuda.reductions import Reductions
 from polyopt.codegen_cuda.shapes import replaced
 from polyopt.codegen_cuda.threads import Names, ThreadPrinter
-from polyopt.codegen_cuda.vectors import first_lane, is_vector
 from polyopt.dsl.ir import Var
 from polyopt.loops.ir import Buffer, Expr, For, Load, Store, index_var, integer, walk_expr
 
@@ -39,8 +40,16 @@ class VectorPrinter(ThreadPrinter):
     def _lanes(self, loop: For, store: Store) -> Iterator[str]:
         lane, width = loop.var, as_number(loop.upper) or 1
         found: dict[Load, Expr] = {}
+        beside = self._beside(store, loop)
+        rows = {halo: self._row(halo) for halo in dict.fromkeys(halo for halo, _ in beside.values())}
+        for halo, row in rows.items():
+            yield from self._filled(halo, row, width)
 
         def in_vector(load: Load) -> Expr | None:
+            if load in beside:
+                halo, place = beside[load]
+                number = folded("add", index_var(lane), integer(place - halo.first))
+                return Load(rows[halo].name, (number,), load.dtype)
             if not self._is_memory(load.buffer, load.indices, loop) or not _is_same(load, lane):
                 return None
             if load not in found:
@@ -83,6 +92,32 @@ class VectorPrinter(ThreadPrinter):
         yield f"{kind} {target};" if store.reducer is None else f"{kind} {target} = po_load<{width}>(&{first});"
         yield from super()._lanes(loop, replace(changed, buffer=target, indices=(index_var(lane),)))
         yield f"po_store<{width}>(&{first}, {target});"
+
+    def _beside(self, store: Store, loop: For) -> dict[Load, tuple[Halo, int]]:
+        """The loads of a statement that share a row with a halo."""
+        nodes = (node for expr in (store.value, *store.indices) for node in walk_expr(expr))
+        loads = (node for node in nodes if isinstance(node, Load) and node.buffer not in self._own)
+        typed = [load for load in loads if is_typed(self._shared.buffers[load.buffer]) and _is_same(load, loop.var)]
+        return halos(dict.fromkeys(typed), loop.var, as_number(loop.upper) or 1, self._shared.buffers, self._known)
+
+    def _row(self, halo: Halo) -> Buffer:
+        """Registers for a row with a halo."""
+        name = self._named(f"{self._shared.names.arrays[halo.start.buffer]}_row")
+        row = Buffer(name, halo.start.dtype, (integer(halo.last - halo.first),), "local")
+        self._shared.buffers[name] = row
+        self._own.add(name)
+        return row
+
+    def _filled(self, halo: Halo, row: Buffer, width: int) -> Iterator[str]:
+        """The lines that load a row with a halo."""
+        yield f"{stored_type(row.dtype)} {row.name}[{halo.last - halo.first}];"
+        for number, size in halo.pieces(width):
+            load, place = halo.element(number), number - halo.first
+            if size > 1:
+                yield f"po_unpack(&{row.name}[{place}], {self._loaded(load, '', size)});"
+                continue
+            text, guard = self._x.element(load.buffer, load.indices).text, self._x.guard(load.buffer, (), load.mask, ())
+            yield f"{row.name}[{place}] = {text if guard is None else f'{guard.within(0)} ? {text} : 0'};"
 
     def _store(self, store: Store, register: str | None = None) -> Iterator[str]:
         if store.buffer in self._flying and isinstance(store.value, Load):
@@ -139,12 +174,7 @@ class VectorPrinter(ThreadPrinter):
 
     def _vector(self, buffer: str, width: int, slot: Slot | None = None) -> str:
         """A new vector of a buffer's elements, or one that is kept."""
-        base = f"{self._shared.names.arrays[buffer]}_v{width}"
-        name = base
-        while name in self._shared.names or name in self._shared.buffers:
-            self._vectors += 1
-            name = f"{base}_{self._vectors}"
-        self._shared.names.arrays[name] = name
+        name = self._named(f"{self._shared.names.arrays[buffer]}_v{width}")
         dtype = self._shared.buffers[buffer].dtype
         self._shared.buffers[name] = Buffer(name, dtype, (integer(width),), "local")
         self._own.add(name)
@@ -153,6 +183,15 @@ class VectorPrinter(ThreadPrinter):
             slot.name = slot.name or self._unused(f"{name}_kept", "")
             place = slot.at(self._turn)
         self._x.place[name] = lambda indices: Text(f"{place}.v[{self._x.text(indices[0])}]")
+        return name
+
+    def _named(self, base: str) -> str:
+        """A name for registers that nothing has."""
+        name = base
+        while name in self._shared.names or name in self._shared.buffers:
+            self._vectors += 1
+            name = f"{base}_{self._vectors}"
+        self._shared.names.arrays[name] = name
         return name
 
     def _loaded(self, load: Load, lane: str, width: int) -> str:

@@ -4,6 +4,7 @@ The loop steps by the width of the vector, and each statement inside gets a loop
 Iterations of a loop that threads share may run in any order, so that a loop over lanes can stand inside the loops
 around a statement; what was one iteration's own becomes the lanes' own. Whether lanes of an access lie in one aligned
 vector is proved from what divides the variables, the bounds and the extents; arrays start at multiples of 16 bytes.
+Loads beside a vector of their row may stand with it (`halos`).
 Source: [CUDA] for vector accesses.
 """
 
@@ -13,14 +14,16 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, replace
-from math import gcd, prod
+from math import prod
 from typing import assert_never
 
 from polyopt.classes import dataclass
+from polyopt.codegen_cuda.alignment import VECTOR_BYTES, divisor, facts, is_vector, note, uniform, uses
+from polyopt.codegen_cuda.halos import halos
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.shapes import replaced
-from polyopt.dsl.ir import Const, Op, Var
-from polyopt.dtypes import bool_, i64
+from polyopt.dsl.ir import Op
+from polyopt.dtypes import i64
 from polyopt.loops.ir import (
     Alloc,
     Block,
@@ -38,9 +41,6 @@ from polyopt.loops.ir import (
     walk_expr,
 )
 
-VECTOR_BYTES = 16
-"""The widest access, and what the address of every array is a multiple of."""
-
 LANE_ELEMS = 16
 """A buffer of one iteration with more elements than this is not multiplied by the lanes."""
 
@@ -48,119 +48,6 @@ STATEMENT_NODES = 1000
 """Operations of a statement, all lanes together: more would be long to compile and gain nothing."""
 
 Fresh = Callable[[str], str]
-
-
-# --- what divides an index ----------------------------------------------------------------------------------------
-
-
-def note(known: dict[str, int], loop: For) -> None:
-    """Puts down what divides a loop's variable inside the loop."""
-    known[loop.var] = gcd(divisor(loop.lower, known), loop.step)
-
-
-def facts(condition: Expr) -> dict[str, int]:
-    """What divides variables where a condition holds, as far as it says so: `n % 4 == 0`."""
-    match condition:
-        case Op("and", args):
-            return {name: by for arg in args for name, by in facts(arg).items()}
-        case Op("eq", (Op("mod", (Var(name), Const(by))), Const(rest))) if int(rest) == 0:
-            return {name: int(by)}
-        case _:
-            return {}
-
-
-def divisor(expr: Expr, known: Mapping[str, int]) -> int:
-    """A number that divides an index expression whatever the variables are; 0 where the expression is 0."""
-    match expr:
-        case Const(value):
-            return abs(int(value))
-        case Var(name):
-            return known.get(name, 1)
-        case Op("add" | "sub" | "minimum" | "maximum", (left, right)):
-            return gcd(divisor(left, known), divisor(right, known))
-        case Op("mul", (left, right)):
-            return divisor(left, known) * divisor(right, known)
-        case Op("mod", (left, Const(by))):
-            return gcd(divisor(left, known), abs(int(by)))
-        case _:
-            return 1
-
-
-def slope(expr: Expr, var: str) -> int | None:
-    """By how much an expression grows with a variable; None where that is not one number."""
-    match expr:
-        case Var(name):
-            return int(name == var)
-        case Op("add" | "sub" as name, (left, right)):
-            a, b = slope(left, var), slope(right, var)
-            return None if a is None or b is None else a + b if name == "add" else a - b
-        case Op("mul", (Const(by), other)) | Op("mul", (other, Const(by))):
-            inner = slope(other, var)
-            return None if inner is None else int(by) * inner
-        case _:
-            return None if _uses(expr, var) else 0
-
-
-def _uses(expr: Expr, var: str) -> bool:
-    return any(isinstance(node, Var) and node.name == var for node in walk_expr(expr))
-
-
-def first_lane(expr: Expr, lane: str) -> Expr:
-    """The expression in the first lane."""
-    match expr:
-        case Var(name):
-            return integer(0) if name == lane else expr
-        case Op("add" | "sub" | "mul" as name, (left, right)):
-            a, b = first_lane(left, lane), first_lane(right, lane)
-            return replace(expr, args=(a, b)) if (a, b) == expr.args else folded(name, a, b)
-        case _:
-            return substitute(expr, {lane: integer(0)})
-
-
-def is_vector(buffer: Buffer, indices: tuple[Expr, ...], lane: str, width: int, known: Mapping[str, int]) -> bool:
-    """Whether the lanes' elements lie in order in one vector at a multiple of its size."""
-    item = buffer.dtype.itemsize
-    if not indices or width * item > VECTOR_BYTES or any(_uses(index, lane) for index in indices[:-1]):
-        return False
-    if slope(indices[-1], lane) != 1:
-        return False
-    total = 0
-    for index, stride in zip(indices, _strides(buffer), strict=True):
-        total = gcd(total, divisor(first_lane(index, lane), known) * divisor(stride, known))
-    last = _strides(buffer)[-1]
-    return as_number(last) == item and total % (width * item) == 0
-
-
-def _strides(buffer: Buffer) -> list[Expr]:
-    """Bytes per step of each dimension."""
-    if buffer.strides is not None:
-        return list(buffer.strides)
-    found: list[Expr] = []
-    step: Expr = integer(buffer.dtype.itemsize)
-    for extent in reversed(buffer.shape):
-        found.insert(0, step)
-        step = folded("mul", extent, step)
-    return found
-
-
-def uniform(condition: Expr, lane: str, width: int, known: Mapping[str, int]) -> Expr | None:
-    """A condition that says for all lanes what `condition` says for each of them; None where they may differ."""
-    if not _uses(condition, lane):
-        return condition
-    match condition:
-        case Op("and" | "or" | "not", args):
-            found = [uniform(arg, lane, width, known) for arg in args]
-            kept = tuple(arg for arg in found if arg is not None)
-            return replace(condition, args=kept) if len(kept) == len(args) else None
-        case Op("lt" | "ge", (left, right)) if slope(left, lane) == 1 and not _uses(right, lane):
-            first = first_lane(left, lane)
-            is_whole = divisor(first, known) % width == 0 and divisor(right, known) % width == 0
-            return Op(condition.name, (first, right), bool_) if is_whole else None
-        case _:
-            return None
-
-
-# --- loops over lanes ---------------------------------------------------------------------------------------------
 
 
 class _Unsuited(Exception):
@@ -181,23 +68,25 @@ class Vectors:
     sizes: dict[str, int] = field(default_factory=dict)
     lanes: dict[str, str] = field(default_factory=dict)
 
-    def widest(self, loop: For, body: Stmt, most: int = VECTOR_BYTES) -> int:
-        """Lanes that suit every statement in a loop of unit steps; 1 where there are none."""
+    def widest(self, loop: For, body: Stmt, most: int = VECTOR_BYTES) -> tuple[int, Stmt | None]:
+        """The most lanes that suit every statement in a loop of unit steps, and the statements spread over them; 1 and
+        None where there are none."""
         width = min(most, VECTOR_BYTES // min((b.dtype.itemsize for b in self._touched(body, loop.var)), default=16))
-        while width > 1 and (
-            loop.step != 1
-            or divisor(loop.lower, self.divisors) % width
-            or divisor(loop.upper, self.divisors) % width
-            or self.spread(body, loop.var, width) is None
-        ):
+        bounds = loop.lower, loop.upper
+        while loop.step == 1 and width > 1:
+            spread = None
+            if not any(divisor(bound, self.divisors) % width for bound in bounds):
+                spread = self.spread(body, loop.var, width)
+            if spread is not None:
+                return width, spread
             width //= 2
-        return width
+        return 1, None
 
     def _touched(self, body: Stmt, var: str) -> Iterator[Buffer]:
         """The arrays that are accessed along a loop."""
         for buffer, indices in _accesses(body):
             found = self.buffers[buffer]
-            if found.space != "local" and any(_uses(index, var) for index in indices):
+            if found.space != "local" and any(uses(index, var) for index in indices):
                 yield found
 
     def spread(self, body: Stmt, var: str, width: int, own: Collection[str] = ()) -> Stmt | None:
@@ -261,8 +150,7 @@ class Vectors:
         if extent is None or extent <= 0:
             return loop
         busy = extent // loop.chunk if loop.chunk else extent  # no thread is to be idle for the sake of another one
-        width = self.widest(loop, loop.body, 1 << min(max(busy, 1).bit_length() - 1, 4))
-        body = self.spread(loop.body, loop.var, width) if width > 1 else None
+        width, body = self.widest(loop, loop.body, 1 << min(max(busy, 1).bit_length() - 1, 4))
         return loop if body is None else replace(loop, body=body, step=width)
 
 
@@ -286,7 +174,7 @@ class _Spreader:
             case Block(body):
                 return Block(tuple(self.visit(inner) for inner in body))
             case For(lower=lower, upper=upper):
-                if statement.kind not in ("serial", "unrolled") or _uses(lower, self.var) or _uses(upper, self.var):
+                if statement.kind not in ("serial", "unrolled") or uses(lower, self.var) or uses(upper, self.var):
                     raise _Unsuited
                 return replace(statement, body=self.visit(statement.body))
             case If(condition, then, otherwise):
@@ -310,13 +198,13 @@ class _Spreader:
         here[self.first] = index_var(self.var)
         if store.checks:
             raise _Unsuited
-        self.check(store.buffer, store.indices)
         changed = replace(
             store,
             instance=tuple(substitute(value, here) for value in store.instance),
             indices=self.placed(store.buffer, tuple(substitute(self.loads(i), here) for i in store.indices)),
             value=substitute(self.loads(store.value), here),
         )
+        self.check(changed)
         return For(self.lane, integer(0), integer(self.width), changed, 1, "vector", self.lane)
 
     def placed(self, buffer: str, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -327,8 +215,7 @@ class _Spreader:
         return replaced(expr, self.load)
 
     def load(self, load: Load) -> Load:
-        self.check(load.buffer, load.indices)
-        if any(_uses(load.indices[check.dimension], self.var) for check in load.checks):
+        if any(uses(load.indices[check.dimension], self.var) for check in load.checks):
             raise _Unsuited
         mask = None
         if load.mask is not None:
@@ -336,21 +223,28 @@ class _Spreader:
         indices = tuple(self.loads(index) for index in load.indices)
         return replace(load, indices=self.placed(load.buffer, indices), mask=mask)
 
-    def check(self, buffer: str, indices: tuple[Expr, ...]) -> None:
-        """Whether an access is a vector, the same for all lanes, or not to memory outside."""
-        if buffer in self.own or not any(_uses(index, self.var) for index in indices):
-            return
-        found = self.outside.buffers[buffer]
-        at = tuple(
-            substitute(i, {self.var: Op("add", (index_var(self.var), index_var(self.lane)), i64)}) for i in indices
-        )
-        if found.space != "local" and not is_vector(found, at, self.lane, self.width, self.outside.divisors):
+    def check(self, store: Store) -> None:
+        """That each access is a vector or beside one, the same for all lanes, or not to memory outside."""
+        outside, known = self.outside.buffers, self.outside.divisors
+        loads = dict.fromkeys(e for x in (store.value, *store.indices) for e in walk_expr(x) if isinstance(e, Load))
+        moving = [load for load in loads if self.is_outside(load.buffer, load.indices)]
+        beside = halos(moving, self.lane, self.width, outside, known)
+        places = [(load.buffer, load.indices) for load in moving if load not in beside]
+        if self.is_outside(store.buffer, store.indices):
+            places.append((store.buffer, store.indices))
+        if not all(is_vector(outside[name], indices, self.lane, self.width, known) for name, indices in places):
             raise _Unsuited
+
+    def is_outside(self, buffer: str, indices: tuple[Expr, ...]) -> bool:
+        """Whether an access is to memory outside, with elements that differ between lanes."""
+        if buffer in self.own or not any(uses(index, self.lane) for index in indices):
+            return False
+        return self.outside.buffers[buffer].space != "local"
 
     def same(self, condition: Expr) -> Expr:
         """A condition that all lanes share."""
         here: dict[str, Expr] = {self.var: Op("add", (index_var(self.var), index_var(self.lane)), i64)}
-        if any(isinstance(node, Load) for node in walk_expr(condition)) and _uses(condition, self.var):
+        if any(isinstance(node, Load) for node in walk_expr(condition)) and uses(condition, self.var):
             raise _Unsuited
         found = uniform(substitute(condition, here), self.lane, self.width, self.outside.divisors)
         if found is None:

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from polyopt.classes import dataclass
+from polyopt.codegen_cuda.alignment import first_lane
 from polyopt.codegen_cuda.instructions import COLUMN_LANES, ROW_LANES, Instruction, instruction_of
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.shared_text import SharedPrinter
 from polyopt.codegen_cuda.threads import comment, indented
-from polyopt.codegen_cuda.vectors import first_lane
 from polyopt.dsl.ir import Op
 from polyopt.dtypes import i64
 from polyopt.errors import ScheduleError

@@ -8,7 +8,7 @@ index arithmetic is 64-bit `Op`s ("add", "sub", "mul", "floordiv", "mod", "minim
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal, TypeAlias, assert_never
 
@@ -337,3 +337,42 @@ def substitute(expr: Expr, values: dict[str, Expr]) -> Expr:
             )
         case _:
             assert_never(expr)
+
+
+def substitute_in(statement: Stmt, values: dict[str, Expr]) -> Stmt:
+    """The statement with variables replaced, of which none is one of its own loops'."""
+
+    def at(expr: Expr) -> Expr:
+        return substitute(expr, values)
+
+    match statement:
+        case Block(body):
+            return Block(tuple(substitute_in(inner, values) for inner in body))
+        case For(lower=lower, upper=upper, body=body):
+            return replace(statement, lower=at(lower), upper=at(upper), body=substitute_in(body, values))
+        case If(condition, then, otherwise):
+            other = None if otherwise is None else substitute_in(otherwise, values)
+            return If(at(condition), substitute_in(then, values), other)
+        case Alloc(body=body):
+            return replace(statement, body=substitute_in(body, values))
+        case Store(instance=instance, indices=indices, value=value):
+            changed = replace(statement, instance=tuple(map(at, instance)), indices=tuple(map(at, indices)))
+            return replace(changed, value=at(value))
+        case _:
+            assert_never(statement)
+
+
+def map_stores(statement: Stmt, change: Callable[[Store], Store]) -> Stmt:
+    """The statement with each store changed."""
+    match statement:
+        case Store():
+            return change(statement)
+        case Block(body):
+            return Block(tuple(map_stores(inner, change) for inner in body))
+        case For(body=body) | Alloc(body=body):
+            return replace(statement, body=map_stores(body, change))
+        case If(_, then, otherwise):
+            other = None if otherwise is None else map_stores(otherwise, change)
+            return replace(statement, then=map_stores(then, change), otherwise=other)
+        case _:
+            assert_never(statement)

@@ -14,7 +14,21 @@ from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef, axis, constant
 from polyopt.dsl.ir import Cast, Const, Op, Var
 from polyopt.dtypes import bool_, i64
-from polyopt.loops.ir import Alloc, Block, Expr, For, If, Load, LoopProgram, Stmt, Store, integer, walk, walk_expr
+from polyopt.loops.ir import (
+    Alloc,
+    Block,
+    Expr,
+    For,
+    If,
+    Load,
+    LoopProgram,
+    Stmt,
+    Store,
+    integer,
+    map_stores,
+    walk,
+    walk_expr,
+)
 from polyopt.loops.scan import affine_expr
 from polyopt.poly.magnitudes import MOST_EXPRESSION, MOST_INDEX
 
@@ -176,15 +190,14 @@ def _split_loop(loop: For) -> For | Block:
     if lower is None or upper is None or not (upper - lower).is_constant:
         return loop
     count = (upper - lower).constant
-    first, last, decided = _longest_stretch(loop, lower, count)
-    if not decided:
+    first, last, values = longest_stretch(loop, lower, count)
+    if not values:
         return loop
-    values = {d.comparison: d.value for d in decided}
 
     def piece(start: int, end: int, body: Stmt) -> For:
         return replace(loop, lower=affine_expr(lower + start), upper=affine_expr(lower + end), body=body)
 
-    body = _map_stores(loop.body, values)
+    body = map_stores(loop.body, lambda store: decide(store, values))
     if body == loop.body:
         return loop
     inside = _split_loop(piece(first, last, body))  # a decision may uncover another
@@ -194,10 +207,14 @@ def _split_loop(loop: For) -> For | Block:
     return inside if len(pieces) == 1 else Block(tuple(pieces))
 
 
-def _longest_stretch(loop: For, lower: Affine, count: int) -> tuple[int, int, list[_Decided]]:
-    """Narrows the loop comparison by comparison, each time to the side with more iterations left."""
+def longest_stretch(loop: For, lower: Affine, count: int) -> tuple[int, int, dict[Expr, bool]]:
+    """The first iteration and the one behind the last where comparisons of the body are decided, and what they are.
+
+    Narrows the loop comparison by comparison, each time to the side with more iterations left. Iterations are counted
+    from `lower`, of which there are `count`.
+    """
     first, last = 0, count
-    chosen: list[_Decided] = []
+    values: dict[Expr, bool] = {}
     for comparison in _comparisons(loop, count // 2):
         sides = _sides(comparison, loop.var, lower)
         best = max(sides, key=lambda side: _length(side, first, last), default=None)
@@ -205,8 +222,8 @@ def _longest_stretch(loop: For, lower: Affine, count: int) -> tuple[int, int, li
             continue
         first = first if best.first is None else max(first, best.first)
         last = last if best.last is None else min(last, best.last)
-        chosen.append(best)
-    return first, last, chosen
+        values[best.comparison] = best.value
+    return first, last, values
 
 
 def _length(side: _Decided, first: int, last: int) -> int:
@@ -335,13 +352,6 @@ def _combined(name: str, left: Affine, right: Affine) -> Affine | None:
 
 
 # --- writing decisions in -------------------------------------------------------------------------------------
-
-
-def _map_stores(statement: Stmt, values: dict[Expr, bool]) -> Stmt:
-    if isinstance(statement, Block):
-        return Block(tuple(_map_stores(inner, values) for inner in statement.body))
-    assert isinstance(statement, Store), "an innermost body holds stores"
-    return decide(statement, values)
 
 
 def decide(statement: Store, values: dict[Expr, bool]) -> Store:

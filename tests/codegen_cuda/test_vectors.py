@@ -10,7 +10,7 @@ import pytest
 
 import polyopt as po
 from polyopt import Op, bf16, f32, f64, i8, i64
-from polyopt.codegen_cuda.vectors import divisor, first_lane, is_vector, slope, uniform
+from polyopt.codegen_cuda.alignment import divisor, first_lane, is_vector, slope, uniform
 from polyopt.dsl.ir import Op as Operation
 from polyopt.dtypes import bool_
 from polyopt.dtypes import f32 as float32
