@@ -86,6 +86,14 @@ def transpose(x: f32[M, N]):
 
 
 @po.op
+def jacobi(u: f32[N, N]):
+    v = po.tensor("v")
+    inside = (0 < i) & (i < N - 1) & (0 < j) & (j < N - 1)
+    v[i, j] = po.where(inside, (u[i - 1, j] + u[i + 1, j] + u[i, j - 1] + u[i, j + 1]) * 0.25, u[i, j])
+    return v
+
+
+@po.op
 def attention(q: f32[H, S, D], keys: f32[H, S, D], v: f32[H, S, D]):
     t = po.index("t")
     d = po.index("d")
@@ -129,6 +137,7 @@ OPS: dict[str, tuple[po.Op, Sizes, Sizes]] = {
     "softmax": (softmax, {"M": 16384, "N": 8192}, {"M": 4, "N": 512}),
     "column_sum": (column_sum, {"M": 65536, "N": 4096}, {"M": 64, "N": 128}),
     "transpose": (transpose, {"M": 16384, "N": 16384}, {"M": 64, "N": 96}),
+    "jacobi": (jacobi, {"N": 8192}, {"N": 128}),
     "attention_bf16": (attention_bf16, {"H": 16, "S": 2048, "D": 128}, {"H": 1, "S": 64, "D": 32}),
     "attention": (attention, {"H": 16, "S": 2048, "D": 128}, {"H": 1, "S": 64, "D": 32}),
 }

@@ -64,6 +64,8 @@ GATES: dict[str, Gate] = {
     "pointwise_bf16": Gate(registers=40, opcodes=((("LDG", "128"), 3), (("STG", "128"), 1))),
     "column_sum": Gate(registers=32, sectors=1.0),
     "transpose": Gate(registers=24, sectors=1.0, opcodes=((("LDG", "128"), 1), (("STG", "128"), 1))),
+    # three rows in vectors; the elements on either side, which the first cache has by then, cost a sector each
+    "jacobi": Gate(registers=32, sectors=1.8, opcodes=((("LDG", "128"), 2), (("STG", "128"), 1))),
     # both operands of the first product lie along its sum, whose vectors take registers: one block at a time
     "attention": Gate(registers=238, opcodes=(*_RING, (("LDS", "128"), 64))),
 }
