@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from math import prod
 
 import islpy as isl
 
@@ -169,12 +170,13 @@ class _Finder:
         if frame is None:
             return None
         leaves = self.leaves(frame)
-        if leaves is None or not self.pays(frame, leaves):
+        row = None if leaves is None else self.row(frame, leaves)
+        if leaves is None or row is None or not self.pays(frame):
             return None
         consumers = self.consumers(frame, leaves)
         if not consumers or self.is_interrupted(frame, consumers):
             return None
-        return Cascade(tensor.name, frame.rows, self.row(frame), frame.point, leaves, consumers, self.tile)
+        return Cascade(tensor.name, frame.rows, row, frame.point, leaves, consumers, self.tile)
 
     # -- the maximum -------------------------------------------------------------------------------------------
 
@@ -220,21 +222,28 @@ class _Finder:
 
         return tuple(found.values()) if visit(frame.reduce.body) else None
 
-    def pays(self, frame: _Frame, leaves: tuple[ir.Read, ...]) -> bool:
-        """Whether arrays with an element per row and point, made by reductions of their own, outgrow the cache."""
-        made = [_alone(self.program, leaf.tensor) for leaf in leaves]
-        heavy = any(e is not None and (e.is_accumulation or _has_reduce(e.value)) for e in made)
-        points = _extent(frame.reduce.axes[0])
-        for row in frame.equation.axes:
-            points *= _extent(row)
-        rows = next(a for a in frame.equation.axes if a.name == self.row(frame))
-        return heavy and points * frame.reduce.dtype.itemsize > self.kept_bytes and _extent(rows) >= LEAST_ROWS
+    def pays(self, frame: _Frame) -> bool:
+        """Whether arrays with an element per row and point outgrow the cache."""
+        points = prod(map(_extent, (*frame.equation.axes, *frame.reduce.axes)))
+        return points * frame.reduce.dtype.itemsize > self.kept_bytes
 
-    @staticmethod
-    def row(frame: _Frame) -> str:
-        """The axis of rows to cut into blocks: the last one long enough."""
-        long = [a.name for a in frame.equation.axes if _extent(a) >= LEAST_ROWS]
-        return long[-1] if long else frame.rows[-1]
+    def row(self, frame: _Frame, leaves: tuple[ir.Read, ...]) -> str | None:
+        """The axis of rows to cut into blocks: the last one long enough whose rows share what the reductions that make
+        the leaves read at a point; None where there is none."""
+        operands = [axes_in(read) for term in self.terms(frame, leaves) for read in ir.reads(term)]
+        shared = [axes for axes in operands if frame.point in axes]
+        long = (a.name for a in reversed(frame.equation.axes) if _extent(a) >= LEAST_ROWS)
+        return next((name for name in long if any(name not in axes for axes in shared)), None)
+
+    def terms(self, frame: _Frame, leaves: tuple[ir.Read, ...]) -> Iterator[ir.Expr]:
+        """What is reduced in the definitions of leaves, axes named as the maximum's."""
+        for leaf in leaves:
+            own = _alone(self.program, leaf.tensor)
+            equation = None if own is None else _leaf_equation(own, leaf, frame.rows, frame.point)
+            if equation is not None and equation.is_accumulation:
+                yield equation.value
+            elif equation is not None:
+                yield from (node.body for node in ir.walk(equation.value) if isinstance(node, ir.Reduce))
 
     # -- the sums ----------------------------------------------------------------------------------------------
 

@@ -205,6 +205,25 @@ def test_grouped_heads_share_their_keys_and_a_bias_is_turned_by_block() -> None:
     np.testing.assert_allclose(grouped(q, k, v, bias), expected, rtol=1e-3, atol=1e-4)
 
 
+def test_rows_that_share_no_keys_are_no_block() -> None:
+    """One query for each of many heads, as a decoder has it: a block of heads would read keys a head apart."""
+
+    @po.op
+    def decode(q: f32[M, D], keys: f32[M, N, D], v: f32[M, N, D]):
+        s, y = po.tensors("s y")
+        s[i, j] = po.sum(q[i, d] * keys[i, j, d], d)
+        weights = po.softmax(s, axis=-1)
+        y[i, d] += weights[i, j] * v[i, j, d]
+        return y
+
+    report = str(decode.lower(M=32, N=2048, D=128).report())
+    assert "one pass" not in report and "i: parallel" in report
+    random = np.random.default_rng(0)
+    q, keys, v = (random.standard_normal(shape, np.float32) for shape in ((20, 8), (20, 96, 8), (20, 96, 8)))
+    weights = softmax_of(np.einsum("id,ijd->ij", q, keys))
+    np.testing.assert_allclose(decode(q, keys, v), np.einsum("ij,ijd->id", weights, v), rtol=1e-5, atol=1e-5)
+
+
 def test_excluded_points_neither_poison_nor_are_read_as_values() -> None:
     q, k, v = inputs(200, 200, 4)
     v[150:] = np.nan
