@@ -261,3 +261,24 @@ def test_a_saved_parallel_kernel_runs_on_openmp(tmp_path: Path) -> None:
     lowering = linear.lower(*inputs_of(linear))
     assert lowering.info.is_parallel
     assert "#pragma omp parallel for" in lowering.save(tmp_path / "linear").source.read_text()
+
+
+@needs_compiler
+def test_two_libraries_of_one_name_keep_their_kernels(tmp_path: Path) -> None:
+    """The second one's C function called the first one's kernel, which knows other sizes."""
+    i = po.index("i")
+
+    @po.op
+    def scale(x: po.f64[N]):
+        y = po.tensor("y")
+        y[i] = 2 * x[i] + i
+        return y
+
+    saved = [scale.lower(N=size).save(tmp_path / f"of_{size}") for size in (4, 8)]
+    first, second = (ctypes.CDLL(str(one.binary), mode=ctypes.RTLD_GLOBAL) for one in saved)
+    x, y = np.arange(8.0), np.full(8, -1.0)
+    assert second.scale(x.ctypes.data_as(ctypes.c_void_p), y.ctypes.data_as(ctypes.c_void_p)) == 0
+    np.testing.assert_array_equal(y, 3 * np.arange(8.0))
+    y[:] = -1
+    assert first.scale(x.ctypes.data_as(ctypes.c_void_p), y.ctypes.data_as(ctypes.c_void_p)) == 0
+    np.testing.assert_array_equal(y, [0, 3, 6, 9, -1, -1, -1, -1])

@@ -40,7 +40,15 @@ def with_c_entry(program: LoopProgram, module: LlvmModule) -> str:
     declarations = ["declare ptr @malloc(i64)", "declare void @free(ptr)"]
     if is_parallel:
         declarations += [f"declare extern_weak void @{RUN}(ptr, ptr, i64)", f"declare extern_weak i64 @{SLOTS}()"]
-    return "\n".join([module.text, *declarations, "", *_function(program, module, is_parallel=is_parallel), ""])
+    text = _internal(module)
+    return "\n".join([text, *declarations, "", *_function(program, module, is_parallel=is_parallel), ""])
+
+
+def _internal(module: LlvmModule) -> str:
+    """The module with its kernel a part of itself: libraries of one name that a process loads would share it."""
+    name = f"void @{module.entry}("
+    assert module.text.count(f"define {name}") == 1, "the kernel is defined once"
+    return module.text.replace(f"define {name}", f"define internal {name}")
 
 
 def _function(program: LoopProgram, module: LlvmModule, *, is_parallel: bool) -> Iterator[str]:
