@@ -7,7 +7,7 @@ decisions written in, and short loops before and after keep the tests. Source: i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from polyopt.classes import dataclass
@@ -254,18 +254,24 @@ def _decisive(node: Expr, loop: For, middle: int) -> Iterator[Op[Expr]]:
         case Op(name) if name in _SIDES:
             yield node
         case Op("minimum" | "maximum", (left, right)) if node.dtype == i64:
-            yield _at_least(left, right)
-        case Op("floordiv", (left, Const(divisor))):
+            yield at_least(left, right)
+        case Op("floordiv", (left, Const(divisor))) if node.dtype == i64:
             quotient = _quotient(left, int(divisor), loop, middle)
             if quotient is not None:
-                yield _at_least(left, integer(quotient * int(divisor)))
-                yield _at_least(left, integer((quotient + 1) * int(divisor)))
+                yield at_least(left, integer(quotient * int(divisor)))
+                yield at_least(left, integer((quotient + 1) * int(divisor)))
         case _:
             return
 
 
-def _at_least(left: Expr, right: Expr) -> Op[Expr]:
+def at_least(left: Expr, right: Expr) -> Op[Expr]:
+    """The comparison that decides a minimum or a maximum."""
     return Op("ge", (left, right), bool_)
+
+
+def at_least_times(left: Expr, size: Expr, times: int) -> Op[Expr]:
+    """One of the comparisons that decide a remainder by a size."""
+    return at_least(left, Op("mul", (size, integer(times)), i64))
 
 
 def _quotient(numerator: Expr, divisor: int, loop: For, middle: int) -> int | None:
@@ -354,22 +360,24 @@ def _combined(name: str, left: Affine, right: Affine) -> Affine | None:
 # --- writing decisions in -------------------------------------------------------------------------------------
 
 
-def decide(statement: Store, values: dict[Expr, bool]) -> Store:
+def decide(statement: Store, values: Mapping[Expr, bool]) -> Store:
     """The store with comparisons replaced by their values, and what then is decided left out."""
     indices = tuple(_tidy(_decide(index, values)) for index in statement.indices)
     return replace(statement, indices=indices, value=_decide(statement.value, values))
 
 
-def _decide(expr: Expr, values: dict[Expr, bool]) -> Expr:
+def _decide(expr: Expr, values: Mapping[Expr, bool]) -> Expr:
     """The expression with comparisons replaced by their values, and what then is decided left out."""
     if expr in values:
         return Const(values[expr], bool_)
     match expr:
-        case Op("minimum" | "maximum", (left, right)) if _at_least(left, right) in values:
-            takes_left = values[_at_least(left, right)] == (expr.name == "maximum")
+        case Op("minimum" | "maximum", (left, right)) if at_least(left, right) in values:
+            takes_left = values[at_least(left, right)] == (expr.name == "maximum")
             return _decide(left if takes_left else right, values)
         case Op("floordiv", (left, Const(divisor))) if expr.dtype == i64 and divisor > 0:
             return _decided_quotient(expr, left, int(divisor), values)
+        case Op("mod", (left, Var() as size)) if expr.dtype == i64:
+            return _decided_remainder(expr, left, size, values)
         case Op(name, args, dtype):
             return _simplified(name, tuple(_decide(arg, values) for arg in args), expr)
         case Cast(arg, dtype):
@@ -388,16 +396,26 @@ def _tidy(index: Expr) -> Expr:
     return index if affine is None else affine_expr(affine)
 
 
-def _decided_quotient(expr: Op[Expr], left: Expr, divisor: int, values: dict[Expr, bool]) -> Expr:
+def _decided_quotient(expr: Op[Expr], left: Expr, divisor: int, values: Mapping[Expr, bool]) -> Expr:
     """The quotient as a number where both comparisons around it are decided."""
     for comparison, value in values.items():
         match comparison:
             case Op("ge", (other, Const(bound))) if other == left and value and int(bound) % divisor == 0:
-                if values.get(_at_least(left, integer(int(bound) + divisor))) is False:
+                if values.get(at_least(left, integer(int(bound) + divisor))) is False:
                     return integer(int(bound) // divisor)
             case _:
                 continue
     return Op("floordiv", (_decide(left, values), integer(divisor)), expr.dtype)
+
+
+def _decided_remainder(expr: Op[Expr], left: Expr, size: Expr, values: Mapping[Expr, bool]) -> Expr:
+    """The remainder without a division where it is known between which multiples of the size the number lies."""
+    number = _decide(left, values)
+    for times, name in ((0, ""), (1, "sub"), (-1, "add")):
+        ends = (values.get(at_least_times(left, size, place)) for place in (times, times + 1))
+        if [*ends] == [True, False]:
+            return Op(name, (number, size), i64) if name else number
+    return replace(expr, args=(number, size))
 
 
 def _simplified(name: str, args: tuple[Expr, ...], original: Op[Expr]) -> Expr:

@@ -411,3 +411,18 @@ def test_integers_that_meet_a_float_do_not_wrap_before(dtype):
         exact = (number * number, number + 2, -number, 1 < number * number)
         for result, value in zip(of_numbers(x, number), exact, strict=True):
             assert_allclose(result, np.array([value, value], result.dtype), rtol=1e-6 if dtype == np.float32 else 1e-15)
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan"), 1e39])
+def test_quotients_by_what_is_no_finite_number(number: float) -> None:
+    """A loop asked where the quotient changes, as it does of indices."""
+
+    @po.op
+    def op(x: po.f32[N]):
+        return x // np.float32(number), x % np.float32(number)
+
+    x = np.array([3, -3, 0, np.inf, 7.5, -0.0, np.nan, 1], np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        divisor = np.float32(number)
+        assert_array_equal(op(x)[0], x // divisor)
+        assert_array_equal(op(x)[1], x % divisor)

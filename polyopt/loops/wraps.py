@@ -1,0 +1,180 @@
+"""Splits innermost loops of open lengths where a subscript wraps around or meets an end.
+
+`x[(i - 1) % N]` and `x[max(i - 1, 0)]` are neighbors of one another but for the first point, and lanes that do not
+know it gather. Where sizes decide how long a loop is, so they decide where it is cut: each piece between two cuts has
+subscripts that its points tell without a remainder, a minimum or a maximum. Pieces may be empty. Loops of known
+lengths are cut by `split`. Source: index set splitting, [Griebl00].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from polyopt.classes import dataclass
+from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axis
+from polyopt.dsl.ir import Op, Var
+from polyopt.dtypes import i64
+from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, map_stores, walk, walk_expr
+from polyopt.loops.scan import affine_expr
+from polyopt.loops.split import as_affine, at_least, at_least_times, decide
+
+MOST_PIECES = 9
+"""Of one loop: more would be too much code."""
+
+
+def split(program: LoopProgram) -> LoopProgram:
+    """The same instances in the same order, in loops that know where they are."""
+    sizes = frozenset(program.sizes)
+    return replace(program, body=_visit(program.body, sizes)) if sizes else program
+
+
+def _visit(statement: Stmt, sizes: frozenset[str]) -> Stmt:
+    match statement:
+        case Block(body):
+            return Block(tuple(_visit(inner, sizes) for inner in body))
+        case For(kind="serial" | "vector", step=1) if all(isinstance(s, Block | Store) for s in walk(statement.body)):
+            return _split(statement, sizes)
+        case For() | Alloc():
+            return replace(statement, body=_visit(statement.body, sizes))
+        case If(_, then, otherwise):
+            other = None if otherwise is None else _visit(otherwise, sizes)
+            return replace(statement, then=_visit(then, sizes), otherwise=other)
+        case Store():
+            return statement
+
+
+def _split(loop: For, sizes: frozenset[str]) -> Stmt:
+    lowers, uppers = _arms(loop.lower, "maximum"), _arms(loop.upper, "minimum")
+    if lowers is None or uppers is None or (len(lowers) == 1 == len(uppers) and (uppers[0] - lowers[0]).is_constant):
+        return loop
+    pieces = [*_pieces(_Piece(loop, lowers, uppers, {}), sizes)]
+    if len(pieces) > MOST_PIECES or (len(pieces) == 1 and not pieces[0].values):
+        return loop
+    loops = tuple(replace(p.loop, body=map_stores(loop.body, partial(decide, values=p.values))) for p in pieces)
+    return loops[0] if len(loops) == 1 else Block(loops)
+
+
+def _arms(bound: Expr, name: str) -> tuple[Affine, ...] | None:
+    """What a bound is the greatest or the least of; None where one of them is not affine."""
+    match bound:
+        case Op(own, (left, right)) if own == name:
+            first, second = _arms(left, name), _arms(right, name)
+            return None if first is None or second is None else (*first, *second)
+        case _:
+            affine = as_affine(bound)
+            return None if affine is None else (affine,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A stretch of a loop.
+
+    lowers, uppers: what each of its points is at least, and less than
+    values: what is known of comparisons there
+    """
+
+    loop: For
+    lowers: tuple[Affine, ...]
+    uppers: tuple[Affine, ...]
+    values: Mapping[Expr, bool]
+
+    def knowing(self, question: Expr, value: bool) -> _Piece:
+        return replace(self, values={**self.values, question: value})
+
+    def is_at_least(self, boundary: Affine, sizes: frozenset[str]) -> bool:
+        """Whether every point is surely not in front of a boundary."""
+        return any(self.is_natural(lower - boundary, sizes) for lower in self.lowers)
+
+    def is_less(self, boundary: Affine, sizes: frozenset[str]) -> bool:
+        """Whether every point surely is."""
+        return any(self.is_natural(boundary - upper, sizes) for upper in self.uppers)
+
+    def end(self, boundary: Affine, sizes: frozenset[str]) -> Expr:
+        """Where the piece is cut: at the boundary, or at its own end beyond which that lies.
+
+        Its loop starts at the greatest of `lowers` or before, and ends at the least of `uppers` or behind.
+        """
+        place = affine_expr(boundary)
+        if not all(_is_natural(boundary - lower, sizes) for lower in self.lowers):
+            place = Op("maximum", (place, self.loop.lower), i64)
+        if not all(_is_natural(upper - boundary, sizes) for upper in self.uppers):
+            place = Op("minimum", (place, self.loop.upper), i64)
+        return place
+
+    def is_natural(self, affine: Affine, sizes: frozenset[str]) -> bool:
+        """Whether an expression of sizes is not negative where the piece has a point."""
+        points = (upper - lower - 1 for upper in self.uppers for lower in self.lowers)
+        return any(_is_natural(affine - known, sizes) for known in (Affine(0), *points))
+
+
+def _is_natural(affine: Affine, sizes: frozenset[str]) -> bool:
+    of_sizes = all(isinstance(a, AxisRef) and a.name in sizes and factor > 0 for a, factor in affine.terms)
+    return of_sizes and affine.constant >= 0
+
+
+def _pieces(piece: _Piece, sizes: frozenset[str], depth: int = 0) -> Iterator[_Piece]:
+    """The piece in parts, each of which answers all questions that can be answered."""
+    variable = piece.loop.var
+    for question in _questions(piece):
+        cut = _boundary(question, variable)
+        if cut is None:
+            continue
+        boundary, is_true_behind = cut
+        if piece.is_at_least(boundary, sizes) or piece.is_less(boundary, sizes):
+            value = piece.is_at_least(boundary, sizes) == is_true_behind
+            yield from _pieces(piece.knowing(question, value), sizes, depth)
+        elif depth < MOST_PIECES:
+            end = piece.end(boundary, sizes)
+            front = replace(piece, loop=replace(piece.loop, upper=end), uppers=(*piece.uppers, boundary))
+            behind = replace(piece, loop=replace(piece.loop, lower=end), lowers=(*piece.lowers, boundary))
+            yield from _pieces(front.knowing(question, not is_true_behind), sizes, depth + 1)
+            yield from _pieces(behind.knowing(question, is_true_behind), sizes, depth + 1)
+        else:
+            continue
+        return
+    yield piece
+
+
+def _questions(piece: _Piece) -> Iterator[Expr]:
+    """Comparisons that decide a subscript and are open, in the order in which they may be asked."""
+    for store in walk(piece.loop.body):
+        if isinstance(store, Store):
+            for node in (n for expr in (*store.indices, store.value) for n in walk_expr(expr)):
+                match node:
+                    case Op("mod", (left, Var() as size)) if node.dtype == i64:
+                        yield from _of_remainder(left, size, piece.values)
+                    case Op("minimum" | "maximum", (left, right)) if node.dtype == i64:
+                        question = at_least(left, right)
+                        if question not in piece.values:
+                            yield question
+                    case _:
+                        pass
+
+
+def _of_remainder(left: Expr, size: Expr, values: Mapping[Expr, bool]) -> Iterator[Expr]:
+    """Between which multiples of a size something lies, asked from 0 on."""
+    for places in ((0, 1, 2), (0, -1)):
+        for place in places:
+            question = at_least_times(left, size, place)
+            if question not in values:
+                yield question
+                return
+            if values[question] != (places[-1] > 0):
+                break
+
+
+def _boundary(question: Expr, variable: str) -> tuple[Affine, bool] | None:
+    """The first point behind which a comparison has another value, and whether it holds there; None where there is
+    none or it is not a number of points away from one that sizes and loops around tell."""
+    assert isinstance(question, Op), "a comparison has operands"
+    left, right = (as_affine(arg) for arg in question.args)
+    if left is None or right is None:
+        return None
+    difference = left - right
+    slope = difference.coefficient(AxisRef(variable))
+    rest = difference - axis(variable) * slope
+    if abs(slope) != 1 or any(isinstance(atom, FloorDiv) for atom, _ in rest.terms):
+        return None
+    return (-rest, True) if slope == 1 else (rest + 1, False)
