@@ -356,7 +356,12 @@ class Lowering:
 
     def _tiles(self, fused: Tree) -> TilingPlan:
         return tiling_decide.decide(
-            self.scop, fused, self.options.target, self._copies.panels.tiles, self._copies.groups
+            self.scop,
+            fused,
+            self.options.target,
+            self._copies.panels.tiles,
+            self._copies.groups,
+            self.options.layouts,
         )
 
     def _prove(self, decided: Mapped, dependences: Dependences) -> Proof:

@@ -184,6 +184,7 @@ def read(
     """
     if address.is_uniform:
         return _read_uniform(f, place, address, mask, guard)
+    is_same = guard is None or guard.lanes == 1
     if guard is not None:
         guard = splat(f, guard, lanes)
     active = guard if mask is None else mask if guard is None else binary(f, "and", mask, guard)
@@ -195,8 +196,8 @@ def read(
         backwards = range(lanes - 1, -1, -1)
         active = active and shuffle(f, active, backwards)
         return shuffle(f, _read_vector(f, place, first, lanes, active), backwards)
-    if address.scattered is None and active is None and step in _few_items(place):
-        return _read_strided(f, place, address, lanes, step // place.itemsize)
+    if address.scattered is None and mask is None and is_same and step in _few_items(place):
+        return _read_strided(f, place, address, lanes, step // place.itemsize, guard)
     if is_regular and address.scattered is not None and address.unit == place.itemsize:
         return _read_neighbours(f, place, address, lanes, active)
     return _gather(f, place, address, lanes, active)
@@ -207,12 +208,16 @@ def _few_items(place: Place) -> tuple[int, ...]:
     return tuple(place.itemsize * items for items in (2, 3, 4))
 
 
-def _read_strided(f: Function, place: Place, address: Address, lanes: int, items: int) -> Value:
-    """Every second, third or fourth element, out of whole vectors; nothing behind the last one is read."""
+def _read_strided(f: Function, place: Place, address: Address, lanes: int, items: int, guard: Value | None) -> Value:
+    """Every second, third or fourth element, out of whole vectors; nothing behind the last one is read.
+
+    guard: whether anything is read, the same in all lanes
+    """
     wanted = (lanes - 1) * items + 1
     result: Value | None = None
     for start in range(0, wanted, lanes):
         mask = lane_mask(lanes, wanted - start) if wanted - start < lanes else None
+        mask = guard if mask is None else mask if guard is None else binary(f, "and", mask, guard)
         part = _read_vector(f, place, pointer(f, address, start * place.itemsize), lanes, mask)
         if result is None:
             result = shuffle(f, part, [min(number * items, lanes - 1) for number in range(lanes)])

@@ -19,6 +19,9 @@ from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis, condition_affines
 from polyopt.names import unused
 
+SHORT = 8
+"""Points of an axis that has too few for lanes of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Joined:
@@ -63,12 +66,12 @@ def _first(
 ) -> _Class | None:
     """What some pair of axes of some sum needs, if all of it can be joined. refused: pairs that cannot; gains more"""
     for equation in program.equations:
-        if not _sums(equation):
-            continue
         for reference in _references(equation):
             for outer, inner in reversed([*zip(reference.subscripts, reference.subscripts[1:])]):
                 pair = _pair(outer, inner)
                 if pair is None or (equation.name, *pair) in refused:
+                    continue
+                if not _sums(equation) and not (_whole_extent(equation, pair[1]) or SHORT) < SHORT:
                     continue
                 found = _closure(program, equation, pair, strided, reorder=reorder)
                 if found is not None:

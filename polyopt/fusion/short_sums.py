@@ -27,6 +27,12 @@ MOST_COST = 160
 FEWEST_LANES = 8
 """Points of the shortest axis that is worth lanes."""
 
+FARTHEST = 4
+"""Elements from one lane to the next that vectors and shuffles read."""
+
+FEWEST_REUSED = 5
+"""Terms from which a register tile gains from operands that it reuses though its rows are too short for lanes."""
+
 COMBINE: Mapping[str, str] = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
@@ -38,7 +44,7 @@ class ShortSum:
     reduction: the reduction inside its value; None for an accumulation, whose whole value it is
     axes:      what it runs over
     terms:     for each element
-    lanes:     an axis of the equation along which all its reads are contiguous, or the same
+    lanes:     an axis of the equation along which all its reads are contiguous, or nearly so, or the same
     """
 
     equation: str
@@ -71,12 +77,12 @@ def _in_equation(program: ir.Program, equation: ir.Equation) -> Iterator[ShortSu
         if not nodes and is_whole_sum(program, equation):
             reducer = equation.reducer
             assert reducer is not None, "an accumulation has a reducer"
-            yield from _short(equation, None, reducer, equation.value, equation.axes, equation.reduce_axes)
+            yield from _short(program, equation, None, reducer, equation.value, equation.axes, equation.reduce_axes)
         return
     room = LARGEST_VALUE
     for node in nodes:
         if node.guard == TRUE and not any(isinstance(inner, ir.Reduce) for inner in ir.walk(node.body)):
-            for found in _short(equation, node, node.reducer, node.body, equation.axes, node.axes):
+            for found in _short(program, equation, node, node.reducer, node.body, equation.axes, node.axes):
                 room -= found.terms * _nodes(node.body)
                 if room >= 0:
                     yield found
@@ -96,6 +102,7 @@ def is_whole_sum(program: ir.Program, equation: ir.Equation) -> bool:
 
 
 def _short(
+    program: ir.Program,
     equation: ir.Equation,
     node: ir.Reduce | None,
     reducer: ir.Reducer,
@@ -113,9 +120,11 @@ def _short(
     long = tuple(a.name for a in free if length(a) != 1)
     reads = list(ir.reads(body))
     used = [_axes(read) for read in reads]
-    if not set(long) <= frozenset().union(*used) or is_contraction(used, frozenset(long)):
+    has_rows = bool(free) and (length(free[-1]) or FEWEST_LANES) >= FEWEST_LANES
+    reuses = is_contraction(used, frozenset(long)) and (has_rows or terms >= FEWEST_REUSED)
+    if not set(long) <= frozenset().union(*used) or reuses:
         return  # it is computed once for many elements, or its operands are kept in registers
-    suited = [a.name for a in free if (length(a) or FEWEST_LANES) >= FEWEST_LANES and _suits(reads, a.name)]
+    suited = [a.name for a in free if (length(a) or FEWEST_LANES) >= FEWEST_LANES and _suits(program, reads, a.name)]
     if suited:
         yield ShortSum(equation.name, node, tuple(a.name for a in summed), terms, suited[-1])
 
@@ -148,19 +157,26 @@ def is_contraction(used: Sequence[frozenset[str]], free: frozenset[str]) -> bool
     return any((one - other) and (other - one) for n, one in enumerate(reuse) for other in reuse[n + 1 :])
 
 
-def _suits(reads: Sequence[ir.Read], name: str) -> bool:
-    """Whether every read is contiguous along an axis or does not depend on it, and some read does."""
-    return any(name in _axes(read) for read in reads) and all(_suits_read(read, name) for read in reads)
+def _suits(program: ir.Program, reads: Sequence[ir.Read], name: str) -> bool:
+    """Whether every read is contiguous along an axis, or nearly so, or does not depend on it, and some read does."""
+    return any(name in _axes(read) for read in reads) and all(_suits_read(program, read, name) for read in reads)
 
 
-def _suits_read(read: ir.Read, name: str) -> bool:
+def _suits_read(program: ir.Program, read: ir.Read, name: str) -> bool:
     if name not in _axes(read):
         return True
-    *others, last = read.subscripts
-    if not isinstance(last, Affine) or last.coefficient(AxisRef(name)) != 1:
-        return False
-    atoms = [atom for atom, _ in last.terms if not isinstance(atom, AxisRef)]
-    return name not in _axes(replace(read, subscripts=tuple(others))) and not atoms
+    step, distance = 1, 0
+    shape = program.tensor(read.tensor).shape
+    assert shape is not None, "shapes are resolved"
+    for subscript, extent in zip(reversed(read.subscripts), reversed(shape), strict=True):
+        if name in _axes(replace(read, subscripts=(subscript,))):
+            if not isinstance(subscript, Affine) or not step:  # or sizes decide how far apart rows are
+                return False
+            if any(not isinstance(atom, AxisRef) for atom, _ in subscript.terms):
+                return False
+            distance += subscript.coefficient(AxisRef(name)) * step
+        step = step * extent.constant if extent.is_constant else 0
+    return 0 < distance <= FARTHEST
 
 
 # --- writing out ----------------------------------------------------------------------------------------------------

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axes_of
 from polyopt.dsl.ir import DataIndex, Subscript
 from polyopt.poly.scop import Statement
+from polyopt.tiling.steps import LEAST_PANEL, Steps
 
-LEAST_PANEL = 8
-"""Columns of the narrowest panel that vectors lie in; a quotient by less is not constant within a vector."""
+CONTIGUOUS, INVARIANT, NEAR, STRIDED = 2.0, 1.0, 0.5, -6.0
+"""Worth of one access in a vector loop: a vector load, a broadcast, a few vectors of which every second to fourth
+element is taken, a gather. A gather of 16 lanes costs about as much as six vector loads (measured on AVX-512)."""
 
-CONTIGUOUS, INVARIANT, STRIDED = 2.0, 1.0, -6.0
-"""Worth of one access in a vector loop: a vector load, a broadcast, a gather. A gather of 16 lanes costs about as
-much as six vector loads (measured on AVX-512)."""
+NEAR_STEPS = (-1, 2, 3, 4)
+"""Elements between neighboring lanes that cost some vectors and shuffles."""
 
 
 def axis_of(row: Affine) -> str | None:
@@ -25,27 +24,23 @@ def axis_of(row: Affine) -> str | None:
     return None
 
 
-def lane_score(statement: Statement, axis: str, within: Affine | None = None) -> float:
+def lane_score(steps: Steps, statement: Statement, axis: str, within: Affine | None = None) -> float:
     """How well the statement's accesses suit lanes along `axis`; larger is better, negative means gathers.
 
     within: the place in a group, where groups are what lanes hold: it is no step between them
     """
-    accesses = [access.read.subscripts for access in statement.reads] + [statement.subscripts]
-    held = [s[:-1] if within is not None and s and s[-1] == within else s for s in accesses]
-    return sum(_access_score(subscripts, axis) for subscripts in held)
+    accesses = [(access.read.tensor, access.read.subscripts) for access in statement.reads]
+    total = 0.0
+    for array, subscripts in [*accesses, (statement.array, statement.subscripts)]:
+        held = subscripts[:-1] if within is not None and subscripts and subscripts[-1] == within else subscripts
+        total += _access_score(steps.along(array, held, axis), is_sum=statement.is_update)
+    return total
 
 
-def _access_score(subscripts: Sequence[Subscript], axis: str) -> float:
-    if not subscripts:
-        return INVARIANT
-    if any(moves(s, axis) for s in subscripts[:-1]):
-        return STRIDED
-    last = subscripts[-1]
-    if not moves(last, axis):
-        return INVARIANT
-    if isinstance(last, DataIndex):
-        return STRIDED
-    return CONTIGUOUS if last.coefficient(AxisRef(axis)) == 1 else STRIDED
+def _access_score(step: int | None, *, is_sum: bool) -> float:
+    if step in (0, 1):
+        return CONTIGUOUS if step else INVARIANT
+    return NEAR if step in NEAR_STEPS and not is_sum else STRIDED
 
 
 def moves(subscript: Subscript, axis: str) -> bool:
@@ -60,15 +55,14 @@ def moves(subscript: Subscript, axis: str) -> bool:
     )
 
 
-def is_transposed(statement: Statement, along: str, across: str) -> bool:
+def is_transposed(steps: Steps, statement: Statement, along: str, across: str) -> bool:
     """Whether some read is contiguous along one axis and strides along the other, as a transposed operand does."""
     for access in statement.reads:
-        subscripts = access.read.subscripts
-        if not subscripts or not all(isinstance(s, Affine) for s in subscripts):
+        array, subscripts = access.read.tensor, access.read.subscripts
+        if not all(isinstance(s, Affine) for s in subscripts) or steps.along(array, subscripts, along) != 1:
             continue
-        last = subscripts[-1]
-        contiguous = isinstance(last, Affine) and last.coefficient(AxisRef(along)) == 1 and not moves(last, across)
-        if contiguous and any(moves(s, across) for s in subscripts[:-1]):
+        step = steps.along(array, subscripts, across)
+        if step is None or abs(step) > max(NEAR_STEPS):
             return True
     return False
 

@@ -12,7 +12,7 @@ from math import prod
 
 from polyopt import picks
 from polyopt.classes import dataclass
-from polyopt.dsl.affine import Affine, FloorDiv, axes_of
+from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axes_of
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
@@ -32,6 +32,7 @@ from polyopt.tiling.copies import Grouped
 from polyopt.tiling.cost import axis_of, covered, is_transposed, lane_score, moves
 from polyopt.tiling.extents import Extents
 from polyopt.tiling.plan import NestPlan, TilingPlan
+from polyopt.tiling.steps import Steps
 
 STRIP = 4096
 """Points of a vector loop that is cut so that its pieces can run in parallel."""
@@ -55,13 +56,17 @@ def decide(
     target: Target,
     tiles: Mapping[str, RegisterTile] | None = None,
     groups: Mapping[str, Grouped] | None = None,
+    layouts: Mapping[str, tuple[int, ...] | None] | None = None,
 ) -> TilingPlan:
     """A plan for every nest of the tree; the tree's loops have unique names.
 
     tiles:  the register tiles that operands are packed for, by contraction
     groups: of the statements that one instruction does, or copies for, a group of neighbours at a time
+    layouts: byte strides of arguments that are not C-contiguous
     """
-    planner = _Planner(scop, Roles.of(scop), Extents(scop), target, tiles or {}, _blocks(tree), groups or {})
+    roles = Roles.of(scop)
+    steps = Steps(roles.arrays, layouts or {})
+    planner = _Planner(scop, roles, steps, Extents(scop), target, tiles or {}, _blocks(tree), groups or {})
     return TilingPlan(tuple(planner.plans(tree)))
 
 
@@ -82,6 +87,7 @@ class _Planner:
 
     scop: Scop
     roles: Roles
+    steps: Steps
     extents: Extents
     target: Target
     tiles: Mapping[str, RegisterTile]
@@ -111,7 +117,11 @@ class _Planner:
             return self.scalar((loop,), "updates may meet in one element")
         if score < 0:
             return self.scalar((loop,), "lanes would gather")
-        return NestPlan((loop.name,), (loop.name,), (), None, loop.name, "lanes hold partial results")
+        updates = (self.roles.statements[name] for name in loop.statements)
+        places = [(axis_of(loop.row(u.name)), s) for u in updates if u.is_update for s in u.subscripts]
+        apart = any(isinstance(s, Affine) and axis in axes_of(s) for axis, s in places)
+        reason = "lanes add to elements of their own" if apart else "lanes hold partial results"
+        return NestPlan((loop.name,), (loop.name,), (), None, loop.name, reason)
 
     def scalar(self, chain: Sequence[Loop], reason: str) -> NestPlan:
         names = tuple(loop.name for loop in chain)
@@ -154,9 +164,12 @@ class _Planner:
         return picks.choose(f"lanes of {names}", max(chain, key=worth), ranked, lambda loop: loop.name)
 
     def heavy(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The statements with the most dimensions."""
-        depth = max(len(self.roles.by_statement[name].axes) for name in names)
-        return tuple(name for name in names if len(self.roles.by_statement[name].axes) == depth)
+        """The statements with the most dimensions of more than one point."""
+        depths = {name: self.depth(name) for name in names}
+        return tuple(name for name in names if depths[name] == max(depths.values()))
+
+    def depth(self, name: str) -> int:
+        return sum(self.extents.known(name, axis) != 1 for axis in self.roles.by_statement[name].axes)
 
     def lane_worth(self, loop: Loop, heavy: Sequence[str]) -> float:
         """Worth of the lanes along a loop, less what lanes past its last point waste."""
@@ -175,7 +188,7 @@ class _Planner:
             if axis is None or not _lanes_are_legal(loop, statement):
                 return None
             known = self.groups.get(name)
-            scores.append(lane_score(statement, axis, known.place if known is not None else None))
+            scores.append(lane_score(self.steps, statement, axis, known.place if known is not None else None))
         return sum(scores) / len(scores) if scores else None
 
     def lanes(self, names: Sequence[str]) -> int:
@@ -363,7 +376,7 @@ class _Planner:
                 continue
             for name in heavy:
                 along, across = axis_of(loop.row(name)), axis_of(vector.row(name))
-                if along and across and is_transposed(self.roles.statements[name], along, across):
+                if along and across and is_transposed(self.steps, self.roles.statements[name], along, across):
                     return loop
         return None
 
@@ -386,8 +399,16 @@ def _chain(head: Loop) -> tuple[list[Loop], Tree]:
 
 
 def _lanes_are_legal(loop: Loop, statement: Statement) -> bool:
-    """Along a coincident loop lanes never meet; along a reduction they must all update one known element."""
+    """Along a coincident loop lanes never meet; along a reduction they must all update one known element, or each of
+    them another one."""
     if loop.coincident or not statement.is_update:
         return True
     axis = axis_of(loop.row(statement.name))
-    return all(isinstance(s, Affine) and axis not in axes_of(s) for s in statement.subscripts)
+    slopes = [None if axis is None or not isinstance(s, Affine) else _slope(s, axis) for s in statement.subscripts]
+    return any(slopes) or None not in slopes
+
+
+def _slope(subscript: Affine, axis: str) -> int | None:
+    """By how much a subscript grows along an axis; None where quotients decide."""
+    floors = (atom for atom, _ in subscript.terms if isinstance(atom, FloorDiv))
+    return None if any(axis in axes_of(atom.numerator) for atom in floors) else subscript.coefficient(AxisRef(axis))

@@ -120,7 +120,7 @@ def test_loops_are_named_for_their_axes_and_labelled_for_the_reader() -> None:
 def test_a_loop_variable_is_the_value_of_its_row(m: int, scale: int) -> None:
     """isl likes to count iterations of a loop whose values lie a stride apart; elements of a private buffer and tiles
     are computed from the variable."""
-    lowering = product.lower(M=m, N=4, K=2)
+    lowering = product.lower(M=m, N=4, K=5)
     update = Loop("k", (("y_update", axis("k")),), Leaf("y_update"))
 
     def nest(number: int, name: str, body: Tree) -> Tree:

@@ -11,12 +11,14 @@ import pytest
 import polyopt as po
 from polyopt import f32, f64, i64
 from polyopt.dsl.affine import Affine, axis
+from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Leaf, Loop, Sequence, numbered
 from polyopt.target import Target
 from polyopt.tiling import cost
 from polyopt.tiling import decide as tiling
 from polyopt.tiling.cost import axis_of, covered, is_transposed, lane_score
 from polyopt.tiling.plan import NestPlan, TilingPlan
+from polyopt.tiling.steps import Steps
 from tests.golden.test_golden import MACHINE
 from tests.poly.operators import (
     K,
@@ -152,6 +154,10 @@ def test_a_plan_prints_a_line_per_nest() -> None:
 # --- costs ------------------------------------------------------------------------------------------------------
 
 
+def steps_of(scop: Scop) -> Steps:
+    return Steps({array.name: array for array in scop.arrays})
+
+
 def test_a_row_scans_an_axis_alone_forwards_or_backwards() -> None:
     assert axis_of(axis("i")) == "i" and axis_of(-axis("i") + 3) == "i"
     for row in (axis("i") + axis("j"), axis("i") * 2, axis("i") // 4, Affine(3)):
@@ -161,22 +167,39 @@ def test_a_row_scans_an_axis_alone_forwards_or_backwards() -> None:
 def test_lanes_are_worth_most_where_accesses_are_contiguous() -> None:
     scop = linear_relu.lower(M=8, N=8, K=8).scop
     update, out = scop.statement("y_update"), scop.statement("out")
-    scores = {name: lane_score(update, name) for name in ("i", "j", "k")}
+    scores = {name: lane_score(steps_of(scop), update, name) for name in ("i", "j", "k")}
     assert scores["j"] == cost.CONTIGUOUS * 2 + cost.INVARIANT == max(scores.values())
     assert scores["i"] < 0 and scores["k"] < scores["j"]
-    assert lane_score(out, "j") == cost.CONTIGUOUS * 3
+    assert lane_score(steps_of(scop), out, "j") == cost.CONTIGUOUS * 3
 
 
-def test_strides_backward_steps_and_data_are_gathers() -> None:
+def test_steps_back_and_over_an_element_are_near_and_data_is_a_gather() -> None:
     @po.op
     def gathers(x: f64[N], ids: i64[N], s: f64[()]):
         y = po.tensor("y")
         y[i] = po.where(i < N // 2, x.pad(0)[2 * i], 0.0) + x[N - 1 - i] + x[ids[i]] + s[()]
         return y
 
-    (statement,) = gathers.lower(N=8).scop.statements
-    contiguous = 2  # ids[i] and y[i]
-    assert lane_score(statement, "i") == contiguous * cost.CONTIGUOUS + 3 * cost.STRIDED + cost.INVARIANT
+    scop = gathers.lower(N=8).scop
+    (statement,) = scop.statements
+    contiguous, near = 2, 2  # ids[i] and y[i]; every second element, and backwards
+    expected = contiguous * cost.CONTIGUOUS + near * cost.NEAR + cost.STRIDED + cost.INVARIANT
+    assert lane_score(steps_of(scop), statement, "i") == expected
+
+
+def test_a_layout_says_along_which_axis_elements_lie() -> None:
+    @po.op
+    def op(x: f32[M, N]):
+        return x * 2
+
+    scop = op.lower(M=100, N=50).scop
+    (statement,) = scop.statements
+    read = statement.reads[0].read
+    i, j = statement.axes
+    plain, columns = steps_of(scop), Steps({a.name: a for a in scop.arrays}, {"x": (4, 400)})
+    assert [plain.along("x", read.subscripts, axis) for axis in (i, j)] == [50, 1]
+    assert [columns.along("x", read.subscripts, axis) for axis in (i, j)] == [1, 100]
+    assert is_transposed(columns, statement, i, j) and not is_transposed(plain, statement, i, j)
 
 
 def test_a_read_is_transposed_where_it_is_contiguous_along_the_other_axis() -> None:
@@ -186,8 +209,9 @@ def test_a_read_is_transposed_where_it_is_contiguous_along_the_other_axis() -> N
         y[j, i] = x[i, j] + x[ids[i], j]
         return y
 
-    (statement,) = turned.lower(M=4, N=5).scop.statements
-    assert is_transposed(statement, "j", "i") and not is_transposed(statement, "i", "j")
+    scop = turned.lower(M=4, N=5).scop
+    (statement,) = scop.statements
+    assert is_transposed(steps_of(scop), statement, "j", "i") and not is_transposed(steps_of(scop), statement, "i", "j")
 
 
 def test_the_share_of_full_tiles() -> None:
