@@ -240,6 +240,9 @@ def _reach(
 ) -> Affine:
     """One more than the greatest value of the subscript; not below 0 where that shows."""
     subscript, axes = _subscript(equation, dimension, ranges)
+    summed = axes_of(subscript)
+    if len(summed) > 1 and any(_is_empty(axes[name]) for name in summed):
+        return Affine(0)  # where the others end counts for nothing
     guard = _reach_guard(equation)
     last = extreme(subscript, axes, largest=True) if guard == TRUE else None
     if last is None:
@@ -255,6 +258,12 @@ def _reach(
     if last is None:
         raise _no_extent(equation, dimension, f"the greatest value of '{subscript}' depends on which size is larger")
     return Affine(max(last.constant + 1, 0)) if last.is_constant else last + 1
+
+
+def _is_empty(one: ir.Axis) -> bool:
+    """Whether an axis surely has no point."""
+    spans = (upper - lower for lower in one.lower for upper in one.upper)
+    return any(span.is_constant and span.constant <= 0 for span in spans)
 
 
 def _reach_together(

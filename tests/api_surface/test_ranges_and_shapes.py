@@ -568,3 +568,27 @@ def test_two_definitions_that_take_turns_have_any_length(numerics: Any) -> None:
         want = np.zeros(size, np.float32)
         want[::2], want[1::2] = x[: (size + 1) // 2], -x[: size // 2]
         np.testing.assert_array_equal(op(x), want)
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (0, 2), (2, 0), (3, 0), (0, 0), (2, 3)])
+def test_a_sum_of_indices_of_which_one_has_no_value_reaches_nothing(sizes: tuple[int, int]) -> None:
+    """The other one's end was the extent, whose elements nothing defines."""
+
+    @po.op
+    def convolved(x: f64[M], w: f64[N]):
+        z = po.tensor("z")
+        z[i + j] += x[i] * w[j]
+        return z
+
+    @po.op
+    def turned(x: f64[M, N]):
+        z, y = po.tensors("z y")
+        z[i + j, j] = x[i, j]
+        y[k] = po.sum(z[k, j], j)
+        return y
+
+    m, n = sizes
+    expected = np.convolve(np.ones(m), np.ones(n)) if m and n else np.zeros(0)
+    assert_array_equal(convolved(np.ones(m), np.ones(n)), expected)
+    if not (m and n):
+        assert turned(np.ones((m, n))).shape == (0,)
