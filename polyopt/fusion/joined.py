@@ -22,6 +22,9 @@ from polyopt.names import unused
 SHORT = 8
 """Points of an axis that has too few for lanes of its own."""
 
+WORTH = 256
+"""Points of two axes that are worth being one where nothing is summed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Joined:
@@ -71,13 +74,22 @@ def _first(
                 pair = _pair(outer, inner)
                 if pair is None or (equation.name, *pair) in refused:
                     continue
-                if not _sums(equation) and not (_whole_extent(equation, pair[1]) or SHORT) < SHORT:
+                if not _sums(equation) and not _is_short(equation, pair):
                     continue
                 found = _closure(program, equation, pair, strided, reorder=reorder)
                 if found is not None:
                     return found
                 refused.add((equation.name, *pair))
     return None
+
+
+def _is_short(equation: ir.Equation, pair: tuple[str, str]) -> bool:
+    """Whether an inner axis has too few points for lanes, and the two together have many."""
+    width = _whole_extent(equation, pair[1])
+    if width is None or width >= SHORT:
+        return False
+    count = _whole_extent(equation, pair[0])
+    return count is None or count * width >= WORTH
 
 
 def _sums(equation: ir.Equation) -> bool:
