@@ -270,7 +270,9 @@ class Lowering:
         dependences = self.dependences  # every plan needs them, so no plan's operations go into them
         try:
             with self._bounded("choose the loops"):
-                plan = fusion_decide.decide(self.scop, dependences, rows, shared, merge=not self.given_up)
+                batch = 0 if self.options.is_on_gpu or self.given_up else fusion_decide.BATCH
+                merge = not self.given_up
+                plan = fusion_decide.decide(self.scop, dependences, rows, shared, merge=merge, batch=batch)
         except DefinitionError:
             self._refuse_cycles()
             raise

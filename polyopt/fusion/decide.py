@@ -9,13 +9,13 @@ parallel. Each group gets its loop, and the same happens again inside it with th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 import islpy as isl
 
 from polyopt import picks
 from polyopt.classes import dataclass
-from polyopt.dsl.affine import Affine, FloorDiv, axes_of, axis
+from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axes_of, axis
 from polyopt.fusion.plan import Decision, FusionPlan
 from polyopt.poly import graph, isl_schedule
 from polyopt.poly.dependence import Dependence, Dependences
@@ -29,6 +29,9 @@ from polyopt.poly.tree import Leaf, Loop, Tree, sequence
 JOIN_OPERATIONS = 100_000
 """What isl may do to find one order for two recurrences."""
 
+BATCH = 16
+"""Rows of a recurrence that go through its steps together: enough for a register tile, few enough for all threads."""
+
 Remaining = Mapping[str, tuple[str, ...]]
 
 TileRows = Mapping[str, tuple[tuple[str, Affine], ...]]
@@ -41,6 +44,7 @@ def decide(
     shared_rows: TileRows | None = None,
     *,
     merge: bool = True,
+    batch: int = 0,
 ) -> FusionPlan:
     """The tree of shared loops of a scop.
 
@@ -50,12 +54,15 @@ def decide(
                  and `tiling.copies`)
     merge:       whether components of mutual dependence may share loops with others; without it, they run one after
                  the other in the order of their dependences, which takes few tests
+    batch:       how many points of a parallel axis around a recurrence go through its steps together, where sums in it
+                 read the same for them; 0 for one at a time
 
     Raises `DefinitionError` where an element depends on itself, `ScheduleError` where no order was found.
     """
     tiles = {name: dict(rows) for name, rows in (tile_rows or {}).items()}
     shared = {name: dict(rows) for name, rows in (shared_rows or {}).items()}
-    fuser = _Fuser(scop, DistanceTester.of(scop), Roles.of(scop), dependences, tiles, shared, merges=merge)
+    tester = DistanceTester.of(scop)
+    fuser = _Fuser(scop, tester, Roles.of(scop), dependences, tiles, shared, merges=merge, batch=batch)
     names = tuple(s.name for s in scop.statements)
     remaining = {name: fuser.axes_after(name) for name in names}
     tree = fuser.block(names, dependences.ordered, remaining, inside_parallel=False)
@@ -97,6 +104,7 @@ class _Group:
     spent:      for each candidate, the axis each statement's row uses up
     recurrent:  the rows carry dependences: iterations run in order
     cyclic:     the statements depend on one another around a cycle
+    batched:    the loop goes over batches of its points, which stay for the loops inside
     fixed:      a finished subtree, where isl scheduled the component
     """
 
@@ -105,6 +113,7 @@ class _Group:
     spent: tuple[Mapping[str, str], ...]
     recurrent: bool = False
     cyclic: bool = False
+    batched: bool = False
     fixed: Tree | None = None
 
 
@@ -117,6 +126,8 @@ class _Fuser:
     tiles: Mapping[str, Mapping[str, Affine]]
     shared: Mapping[str, Mapping[str, Affine]]
     merges: bool = True
+    batch: int = 0
+    batches: dict[str, frozenset[str]] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
 
     def axes_after(self, name: str) -> tuple[str, ...]:
@@ -161,13 +172,38 @@ class _Fuser:
             return _Group(component, rows, tuple({name: a} for a in axes))
         choice = choose_rows(component, inner, self.own_axes(component, remaining), self.tester)
         if choice is not None:
-            return _Group(component, (choice.rows,), (choice.spent,), recurrent=not choice.coincident, cyclic=True)
+            batched = choice.coincident and self.gains_in_batches(choice.rows, remaining)
+            group = _Group(component, (choice.rows,), (choice.spent,), recurrent=not choice.coincident, cyclic=True)
+            return replace(group, batched=batched)
         tree = isl_schedule.schedule(self.scop, component, inner, _within(component, self.dependences.reductions))
         return _Group(component, (), (), recurrent=True, fixed=tree)
 
     def own_axes(self, names: Sequence[str], remaining: Remaining) -> Remaining:
-        """What is left of the statements' own axes: recurrences are not tiled."""
-        return {name: tuple(a for a in remaining[name] if a not in self.tiles.get(name, ())) for name in names}
+        """What is left of the statements' own axes: recurrences are not tiled, and batches stay together in them."""
+        others = {name: {*self.tiles.get(name, ()), *self.batches.get(name, ())} for name in names}
+        return {name: tuple(a for a in remaining[name] if a not in others[name]) for name in names}
+
+    def gains_in_batches(self, rows: Rows, remaining: Remaining) -> bool:
+        """Whether some sum of a recurrence reads an operand again for each point of the axis that rows scan, of which
+        there is half a batch at least."""
+        axes = {name: _alone(row) for name, row in rows.items()}
+        if not self.batch or None in axes.values():
+            return False
+        sums = [name for name in rows if self.is_open_contraction(name, remaining)]
+        reads_again = any(axes[name] in reuse for name in sums for reuse in self.roles.by_statement[name].reuse)
+        if not reads_again:
+            return False
+        is_long = all(self.has_points(name, row, self.batch // 2) for name, row in rows.items())
+        return picks.choose(f"{' '.join(rows)} in batches", is_long, lambda: (True, False))
+
+    def has_points(self, name: str, row: Affine, least: int) -> bool:
+        """Whether a row is an axis of a statement that has so many points, or as many as sizes decide."""
+        statement = self.scop.statement(name)
+        position = next((n for n, own in enumerate(statement.axes) if row == axis(own)), None)
+        if position is None:
+            return False
+        low, high = statement.domain.dim_min_val(position), statement.domain.dim_max_val(position)
+        return not (low.is_int() and high.is_int()) or int(high.to_python()) - int(low.to_python()) + 1 >= least
 
     # -- merging -----------------------------------------------------------------------------------------------
 
@@ -280,7 +316,8 @@ class _Fuser:
         question = f"fuse {' '.join(producer.statements)} with {' '.join(consumer.statements)}"
         if not self.only_starts(producer, between) and not picks.choose(question, True, lambda: (True, False)):
             return None, "kept apart by a recorded choice"
-        group = _Group(names, tuple(candidates), tuple(spent), recurrent=consumer.recurrent, cyclic=cyclic)
+        batched = producer.batched or consumer.batched
+        group = _Group(names, tuple(candidates), tuple(spent), consumer.recurrent, cyclic, batched)
         return group, f"share the loop over {', '.join(dict.fromkeys(spent[0].values()))}"
 
     def joined_recurrences(
@@ -333,15 +370,7 @@ class _Fuser:
             return False
         (loop,) = following
         rows = {name: self.tiles.get(name, {}).get(loop) for name in group.statements}
-        return all(row is not None and self.is_several(name, row) for name, row in rows.items())
-
-    def is_several(self, name: str, row: Affine) -> bool:
-        """Whether a row is an axis of a statement that has more than one point."""
-        statement = self.scop.statement(name)
-        position = next((n for n, own in enumerate(statement.axes) if row == axis(own)), None)
-        if position is None:
-            return False
-        return statement.domain.dim_min_val(position) != statement.domain.dim_max_val(position)
+        return all(row is not None and self.has_points(name, row, 2) for name, row in rows.items())
 
     def is_open_contraction(self, name: str, remaining: Remaining) -> bool:
         """Whether a contraction still has its reduction and at least one reused axis ahead."""
@@ -382,6 +411,8 @@ class _Fuser:
             return sequence([Leaf(name) for name in group.statements])
         rows, spent = group.candidates[0], group.spent[0]
         inner = _within(group.statements, dependences)
+        if group.batched:
+            return self.in_batches(group, inner, remaining)
         left = self.tester.left(inner, rows)
         rest = {name: tuple(a for a in remaining[name] if a != spent[name]) for name in group.statements}
         reduction = any(axes_of(row) & set(self.roles.by_statement[name].reduced) for name, row in rows.items())
@@ -396,6 +427,14 @@ class _Fuser:
             coincident=coincident,
             reduction=not group.recurrent and not coincident,
         )
+
+    def in_batches(self, group: _Group, inner: Sequence[Dependence], remaining: Remaining) -> Tree:
+        """A loop over batches of points, whose points are left to the loops inside, behind the recurrence's own."""
+        spent = group.spent[0]
+        rows = {name: row // self.batch for name, row in group.candidates[0].items()}
+        self.batches |= {name: self.batches.get(name, frozenset()) | {spent[name]} for name in group.statements}
+        body = self.block(group.statements, self.tester.left(inner, rows), remaining, inside_parallel=True)
+        return Loop(f"{spent[group.statements[0]]}_batch", tuple(rows.items()), body, coincident=True)
 
     def meets_itself(self, name: str) -> bool:
         """Whether points that differ in axes of the left side may update one element: `y[2*h + r]`, `y[i // 2]`."""
@@ -414,6 +453,12 @@ class _Fuser:
             return spent[widest]
         row = str(rows[widest])
         return row if row[0].isalpha() else f"({row})"  # isl takes "2*i + j" for a number, not for a name
+
+
+def _alone(row: Affine) -> str | None:
+    """The axis that is all there is in a row."""
+    atoms = [atom.name for atom, _ in row.terms if isinstance(atom, AxisRef)]
+    return atoms[0] if len(atoms) == 1 and row == axis(atoms[0]) else None
 
 
 def _within(names: Sequence[str], dependences: Sequence[Dependence]) -> tuple[Dependence, ...]:

@@ -1,0 +1,94 @@
+"""Batched recurrences: rows go through the steps together where a sum in them reads the same for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import polyopt as po
+from polyopt import f32, f64
+
+B, D, E, N, T = po.sizes("B D E N T")
+b, d, k, i, j = po.indices("b d k i j")
+t = po.index("t", extent=T)
+Array = np.ndarray[Any, Any]
+
+
+def relu(x: Array) -> Array:
+    return np.maximum(x, 0)
+
+
+@po.op
+def steps(x: f64[T, B, D], w: f64[D, D], start: f64[B, D]):
+    u = po.tensor("u")
+    u[0, b, d] = start[b, d]
+    u[t + 1, b, d] = po.maximum(x[t, b, d] + po.sum(u[t, b, k] * w[k, d], k), 0) - 2 * x[t, b, d]
+    return u[T]
+
+
+@po.op
+def two_states(x: f64[T, B, D], w: f64[D, E], v: f64[E, D]):
+    u, h = po.tensors("u h")
+    e = po.index("e")
+    u[0, b, d] = 0 * x[0, b, d]
+    h[t, b, e] = po.sum(u[t, b, d] * w[d, e], d)
+    u[t + 1, b, d] = po.maximum(po.sum(h[t, b, e] * v[e, d], e), x[t, b, d]) - 3
+    return u[T]
+
+
+@po.op
+def powers(a: f32[N, N]):
+    u, s = po.tensor("u"), po.index("s", extent=3)
+    u[0, i, j] = a[i, j]
+    u[s + 1, i, j] = po.sum(u[s, i, k] * a[k, j], k)
+    return u[3]
+
+
+@po.op
+def along(x: f64[T, B], w: f64[B]):
+    """No sum: nothing is read again."""
+    u = po.tensor("u")
+    u[0, b] = w[b]
+    u[t + 1, b] = u[t, b] * 2 - x[t, b]
+    return u[T]
+
+
+def numbers(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).integers(-2, 3, shape).astype(np.float64)
+
+
+def stepped(x: Array, w: Array, start: Array) -> Array:
+    u = start
+    for row in x:
+        u = relu(row + u @ w) - 2 * row
+    return u
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 15, 16, 17, 33, 50])
+def test_batches_of_all_lengths(rows: int) -> None:
+    x, w, start = numbers(0, 3, rows, 5), numbers(1, 5, 5), numbers(2, rows, 5)
+    assert_array_equal(steps(x, w, start), stepped(x, w, start))
+    assert_array_equal(po.op(dynamic=True)(steps.__wrapped__)(x, w, start), stepped(x, w, start))
+    v, z = numbers(3, 5, 4), numbers(4, 4, 5)
+    u = 0 * x[0]
+    for row in x:
+        u = np.maximum(u @ v @ z, row) - 3
+    assert_array_equal(two_states(x, v, z), u)
+    a = numbers(5, rows, rows).astype(np.float32)
+    assert_array_equal(powers(a), a @ a @ a @ a)
+
+
+def test_rows_share_what_a_step_reads() -> None:
+    loops = str(steps.lower(T=100, B=64, D=128, target="avx512").loops)
+    assert "parallel for b_batch in range(4)" in loops
+    assert "for b_tile in range(b_batch*16" in loops, "a register tile of rows"
+    assert "u: f64[2, 64, 128]" in loops, "two steps at a time"
+
+
+def test_nothing_is_batched_without_need() -> None:
+    assert "b_batch" not in str(along.lower(T=100, B=64).loops)
+    assert "b_batch" not in str(steps.lower(T=100, B=4, D=128).loops), "too few rows"
+    assert "b_batch" not in str(steps.lower(T=100, B=64, D=128, target="sm_90").loops)
