@@ -172,7 +172,7 @@ class _Fuser:
             return _Group(component, rows, tuple({name: a} for a in axes))
         choice = choose_rows(component, inner, self.own_axes(component, remaining), self.tester)
         if choice is not None:
-            batched = choice.coincident and self.gains_in_batches(choice.rows, remaining)
+            batched = choice.coincident and self.gains_in_batches(choice.rows, inner, remaining)
             group = _Group(component, (choice.rows,), (choice.spent,), recurrent=not choice.coincident, cyclic=True)
             return replace(group, batched=batched)
         tree = isl_schedule.schedule(self.scop, component, inner, _within(component, self.dependences.reductions))
@@ -183,11 +183,12 @@ class _Fuser:
         others = {name: {*self.tiles.get(name, ()), *self.batches.get(name, ())} for name in names}
         return {name: tuple(a for a in remaining[name] if a not in others[name]) for name in names}
 
-    def gains_in_batches(self, rows: Rows, remaining: Remaining) -> bool:
+    def gains_in_batches(self, rows: Rows, inner: Sequence[Dependence], remaining: Remaining) -> bool:
         """Whether some sum of a recurrence reads an operand again for each point of the axis that rows scan, of which
-        there is half a batch at least."""
+        there is half a batch at least. The terms of a sum in order are no recurrence."""
+        flows = [(d.source, d.target) for d in inner if d.kind == "flow"]
         axes = {name: _alone(row) for name, row in rows.items()}
-        if not self.batch or None in axes.values():
+        if not self.batch or None in axes.values() or not graph.on_cycles(tuple(rows), flows):
             return False
         sums = [name for name in rows if self.is_open_contraction(name, remaining)]
         reads_again = any(axes[name] in reuse for name in sums for reuse in self.roles.by_statement[name].reuse)

@@ -56,6 +56,11 @@ def along(x: f64[T, B], w: f64[B]):
     return u[T]
 
 
+@po.op
+def product(x: f64[B, D], w: f64[D, E]):
+    return x @ w
+
+
 def numbers(seed: int, *shape: int) -> Array:
     return np.random.default_rng(seed).integers(-2, 3, shape).astype(np.float64)
 
@@ -92,3 +97,5 @@ def test_nothing_is_batched_without_need() -> None:
     assert "b_batch" not in str(along.lower(T=100, B=64).loops)
     assert "b_batch" not in str(steps.lower(T=100, B=4, D=128).loops), "too few rows"
     assert "b_batch" not in str(steps.lower(T=100, B=64, D=128, target="sm_90").loops)
+    strict = po.op(numerics="strict")(product.__wrapped__)
+    assert "batch" not in str(strict.lower(B=64, D=128, E=32).loops), "terms in order are no recurrence"
