@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axis
@@ -49,7 +50,7 @@ def _split(loop: For, sizes: frozenset[str]) -> Stmt:
     lowers, uppers = _arms(loop.lower, "maximum"), _arms(loop.upper, "minimum")
     if lowers is None or uppers is None or (len(lowers) == 1 == len(uppers) and (uppers[0] - lowers[0]).is_constant):
         return loop
-    pieces = [*_pieces(_Piece(loop, lowers, uppers, {}), sizes)]
+    pieces = [*islice(_pieces(_Piece(loop, lowers, uppers, {}), sizes), MOST_PIECES + 1)]
     if len(pieces) > MOST_PIECES or (len(pieces) == 1 and not pieces[0].values):
         return loop
     loops = tuple(replace(p.loop, body=map_stores(loop.body, partial(decide, values=p.values))) for p in pieces)

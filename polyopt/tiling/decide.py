@@ -166,10 +166,11 @@ class _Planner:
     def heavy(self, names: Sequence[str]) -> tuple[str, ...]:
         """The statements with the most dimensions of more than one point."""
         depths = {name: self.depth(name) for name in names}
-        return tuple(name for name in names if depths[name] == max(depths.values()))
+        deepest = max(depths.values())
+        return tuple(name for name in names if depths[name] == deepest)
 
     def depth(self, name: str) -> int:
-        return sum(self.extents.known(name, axis) != 1 for axis in self.roles.by_statement[name].axes)
+        return sum(self.extents.axis(name, axis) != 1 for axis in self.roles.by_statement[name].axes)
 
     def lane_worth(self, loop: Loop, heavy: Sequence[str]) -> float:
         """Worth of the lanes along a loop, less what lanes past its last point waste."""
