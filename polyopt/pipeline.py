@@ -279,7 +279,7 @@ class Lowering:
         made = (*self._copies.windows.attachments, *self._copies.panels.packings, *self._copies.products.products)
         said = [f"bf16 is not multiplied in pairs: {self.no_pairs}"] if self.no_pairs else []
         said += [f"operands are not copied for many rows: {self.one_version}"] if self.one_version else []
-        plan = replace(plan, copies=(*self._rewritten.notes, *said, *(str(copy) for copy in made)))
+        plan = replace(plan, copies=(*self._rewritten.notes, *said, *(str(copy) for copy in made), *plan.copies))
         for decision in plan.decisions:
             _STAGE_LOGS["fusion"].info("%s: %s", self.program.name, decision)
         return plan

@@ -66,7 +66,7 @@ def decide(
     names = tuple(s.name for s in scop.statements)
     remaining = {name: fuser.axes_after(name) for name in names}
     tree = fuser.block(names, dependences.ordered, remaining, inside_parallel=False)
-    return FusionPlan(tree, tuple(fuser.decisions))
+    return FusionPlan(tree, tuple(fuser.decisions), tuple(fuser.notes))
 
 
 def can_share(scop: Scop, dependences: Dependences, shared_rows: TileRows) -> bool:
@@ -129,6 +129,7 @@ class _Fuser:
     batch: int = 0
     batches: dict[str, frozenset[str]] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def axes_after(self, name: str) -> tuple[str, ...]:
         """What a statement's loops may scan: the loops it must share, tiles, then its own axes, but those that a
@@ -435,7 +436,10 @@ class _Fuser:
         rows = {name: row // self.batch for name, row in group.candidates[0].items()}
         self.batches |= {name: self.batches.get(name, frozenset()) | {spent[name]} for name in group.statements}
         body = self.block(group.statements, self.tester.left(inner, rows), remaining, inside_parallel=True)
-        return Loop(f"{spent[group.statements[0]]}_batch", tuple(rows.items()), body, coincident=True)
+        along = spent[group.statements[0]]
+        shown = ", ".join(group.statements)
+        self.notes.append(f"{shown}: {self.batch} points of {along} go through the steps together, and read the same")
+        return Loop(f"{along}_batch", tuple(rows.items()), body, coincident=True)
 
     def meets_itself(self, name: str) -> bool:
         """Whether points that differ in axes of the left side may update one element: `y[2*h + r]`, `y[i // 2]`."""

@@ -17,10 +17,8 @@ from dataclasses import field, replace
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis, condition_affines
+from polyopt.fusion.short_sums import FEWEST_LANES
 from polyopt.names import unused
-
-SHORT = 8
-"""Points of an axis that has too few for lanes of its own."""
 
 WORTH = 256
 """Points of two axes that are worth being one where nothing is summed."""
@@ -67,7 +65,10 @@ class _Class:
 def _first(
     program: ir.Program, strided: Collection[str], refused: set[tuple[str, str, str]], *, reorder: bool
 ) -> _Class | None:
-    """What some pair of axes of some sum needs, if all of it can be joined. refused: pairs that cannot; gains more"""
+    """What a pair of axes needs, of a sum or too short for lanes, if all of it can be joined.
+
+    refused: pairs that cannot; gains more
+    """
     for equation in program.equations:
         for reference in _references(equation):
             for outer, inner in reversed([*zip(reference.subscripts, reference.subscripts[1:])]):
@@ -86,7 +87,7 @@ def _first(
 def _is_short(equation: ir.Equation, pair: tuple[str, str]) -> bool:
     """Whether an inner axis has too few points for lanes, and the two together have many."""
     width = _whole_extent(equation, pair[1])
-    if width is None or width >= SHORT:
+    if width is None or width >= FEWEST_LANES:
         return False
     count = _whole_extent(equation, pair[0])
     return count is None or count * width >= WORTH

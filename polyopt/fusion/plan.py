@@ -30,7 +30,7 @@ class Decision:
 class FusionPlan:
     """The loop tree before tiling and the decisions behind it.
 
-    copies: what tiles compute anew or copy for themselves, a sentence each
+    copies: what tiles compute anew or copy for themselves, and what goes in batches, a sentence each
     """
 
     tree: Tree

@@ -91,6 +91,8 @@ def test_rows_share_what_a_step_reads() -> None:
     assert "parallel for b_batch in range(4)" in loops
     assert "for b_tile in range(b_batch*16" in loops, "a register tile of rows"
     assert "u: f64[2, 64, 128]" in loops, "two steps at a time"
+    report = str(steps.lower(T=100, B=64, D=128, target="avx512").report())
+    assert "16 points of b go through the steps together, and read the same" in report
 
 
 def test_nothing_is_batched_without_need() -> None:
