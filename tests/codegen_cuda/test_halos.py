@@ -88,11 +88,11 @@ def numbers(seed: int, dtype: Any, *shape: int) -> Array:
     return np.random.default_rng(seed).integers(0, 9, shape).astype(dtype)
 
 
-def neighbor(x: Any, *by: int, mode: str, value: int = 0) -> Array:
+def neighbor(x: Any, *by: int, mode: Any, value: int = 0) -> Array:
     """`x` at other places, with what lies outside as `np.pad` has it."""
     widths = [(abs(step), abs(step)) for step in by]
     more = {"constant_values": value} if mode == "constant" else {}
-    bigger = np.pad(np.asarray(x), widths, mode=mode, **more)  # type: ignore[call-overload]
+    bigger = np.pad(np.asarray(x), widths, mode=mode, **more)
     return bigger[tuple(slice(abs(s) + s, abs(s) + s + n) for s, n in zip(by, x.shape, strict=True))]
 
 
