@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from polyopt import compilation
-from tools.gpu import counters, probes, run
+from polyopt.runtime.cuda import devices
+from tools.gpu import counters, probes, programs, run
 
 
 def test_a_dry_run_writes_what_is_known(tmp_path: Path) -> None:
@@ -20,7 +21,17 @@ def test_a_dry_run_writes_what_is_known(tmp_path: Path) -> None:
     assert [row["row"] for row in found["table"]] == rows
     assert {row["ms"] for row in found["table"]} == {run.NOT_MEASURED}
     assert found["machine"]["gpu"] == found["probes"]["device"] == run.NOT_MEASURED
+    assert found["programs"]["counts"] == run.NOT_MEASURED
     assert found["probes"]["problems"] == []
+
+
+def test_random_programs_run_on_whatever_is_the_gpu() -> None:
+    emulator = compilation.emulator()
+    with devices.use(emulator):
+        assert programs.run(programs.FIRST_SEED, 1, seconds=0)["counts"] == {}
+        found = programs.run(programs.FIRST_SEED, 2, most=4)
+    assert found["failures"] == [] and emulator.found == []
+    assert found["counts"]["agrees"] >= 1 and found["last"] == programs.FIRST_SEED + 6
 
 
 PROFILE = """\

@@ -69,7 +69,7 @@ static inline $T $name($T a, $T b)
 {
     $T r = fmod$f(a, b);
     if (b == 0) return r;
-    if (r == 0) return copysign$f(0, b);
+    if (r == 0) return copysign$f(($T)0, b);
     return (b < 0) != (r < 0) ? r + b : r;
 }""",
     "floordiv_float": """\
@@ -79,7 +79,7 @@ static inline $T $name($T a, $T b)
     $T r = fmod$f(a, b);
     $T q = (a - r) / b;
     if (r != 0 && (b < 0) != (r < 0)) q -= 1;
-    if (q == 0) return copysign$f(0, a / b);
+    if (q == 0) return copysign$f(($T)0, a / b);
     $T whole = floor$f(q);
     return q - whole > ($T)0.5 ? whole + 1 : whole;
 }""",

@@ -30,7 +30,7 @@ from polyopt.fuzz.plans import plan_text
 from polyopt.fuzz.plans import run as run_plan
 from polyopt.fuzz.printed import run as run_printed
 from polyopt.pipeline import Lowering
-from polyopt.runtime.cuda import devices
+from polyopt.runtime.cuda import compilers, devices
 
 Verdict = Literal["agrees", "rejected", "fails"]
 REFUSALS = (DefinitionError, ShapeError, BoundsError, DTypeError, ArgumentError)
@@ -115,7 +115,8 @@ def compare(
     """Hold an operator against its reference. Raises `Mismatch`, or the refusal that both share.
 
     plans: seeds of plans to run the operator under as well
-    gpu:   whether the operator is for a GPU; the emulator runs it, and looks at every access
+    gpu:   whether the operator is for a GPU; the emulator runs it, and looks at every access, and NVRTC,
+           if it is installed, has to take its text
     printed: whether to run what is printed as C, too
     Returns the number of kernels.
     """
@@ -128,6 +129,8 @@ def compare(
         _compare_calls(operator, arguments, None, ())
     if emulator.found:
         raise Mismatch("access", "\n".join(map(str, emulator.found)))
+    if compilers.nvrtc() is not None:
+        operator.lower(*arguments).source("ptx")
     return kernels
 
 

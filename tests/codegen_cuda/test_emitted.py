@@ -8,12 +8,15 @@ import pytest
 
 import polyopt as po
 from polyopt import cli, f32
+from polyopt.codegen_c import c_helpers
+from polyopt.codegen_cuda.expressions import helpers
 from polyopt.codegen_cuda.intervals import as_number, interval
 from polyopt.codegen_cuda.source import RECORD, Repeat, walk_steps
 from polyopt.dsl.ir import Op, Var
-from polyopt.dtypes import i64
+from polyopt.dtypes import bf16, f16, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from polyopt.errors import ArgumentError, BackendUnavailable
 from polyopt.loops.ir import Expr, integer
+from polyopt.runtime.cuda import compilers
 from tests.codegen_cuda.running import lowered
 from tests.golden.test_golden import OPERATORS, load
 
@@ -133,3 +136,13 @@ def test_the_interval_of_a_remainder() -> None:
         low, high = map(as_number, interval(Op("sub", (t, even), i64), {"t": (integer(0), integer(10**12))}))
         found = {n - (n + ahead) // 3 * 3 for n in range(30)}
         assert (low, high) == (min(found), max(found))
+
+
+def test_nvrtc_takes_every_helper_of_printed_kernels() -> None:
+    """The emulator's g++ takes `copysign(0, x)`, which is ambiguous to NVRTC: no `//` or `%` of f64 ran on a GPU."""
+    dtypes = {"int": (i8, i16, i32, i64), "unsigned": (u8, u16, u32, u64), "float": (f16, bf16, f32, f64)}
+    parts = [name.rpartition("_") for name in c_helpers._TEMPLATES]
+    names = [c_helpers.helper_name(operation, dtype) for operation, _, kind in parts for dtype in dtypes[kind]]
+    text = f'#include "po_device.h"\n{helpers(" ".join((*names, *c_helpers._FIXED)))}\n'
+    assert all(name in text for name in names) and "copysign" in text
+    assert compilers.compile_text(text, "sm_80", "ptx").code

@@ -3,9 +3,10 @@
 1. installs the wheels that lie in `--wheels`, without a network, into a folder of this run;
 2. runs the CUDA tests, whose kernels then run on the hardware;
 3. runs the probes on the GPU and on the emulator and compares their bits;
-4. counts sectors and wavefronts of some kernels with Nsight Compute and on the emulator;
-5. times the benchmark table;
-6. writes all of it as JSON.
+4. runs random programs on the GPU and holds each against its reference, two minutes long;
+5. counts sectors and wavefronts of some kernels with Nsight Compute and on the emulator;
+6. times the benchmark table;
+7. writes all of it as JSON.
 
 `--dry` does without a GPU what can be done: the tests and probes run on the emulator, the table's kernels are compiled
 for sm_90, and every time is "not measured".
@@ -31,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 NOT_MEASURED = "not measured"
 TESTS = ("tests/codegen_cuda", "tests/runtime/test_gpu.py", "tests/operators")
 ARCH = "sm_90"
+STEPS = ("tests", "probes", "programs", "counters", "table")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": lambda: _machine(options.dry),
         "tests": lambda: _tests(options.tests),
         "probes": lambda: _probes(options.dry, options.save_probes),
+        "programs": lambda: _programs(options.dry, options.seconds),
         "counters": lambda: _counters(options.dry),
         "table": lambda: _table(options.dry, options.rows),
     }
@@ -63,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dry", action="store_true", help="do without a GPU")
     parser.add_argument("--wheels", type=Path, help="folder of wheels to install first")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="where the results go (default: gpu.json)")
-    parser.add_argument("--skip", action="append", default=[], choices=["tests", "probes", "counters", "table"])
+    parser.add_argument("--skip", action="append", default=[], choices=STEPS)
+    parser.add_argument("--seconds", type=float, default=120, help="how long random programs run (default: 120)")
     parser.add_argument("--rows", nargs="*", help="rows of the table (default: all)")
     parser.add_argument("--tests", nargs="*", default=list(TESTS), help="what pytest runs")
     parser.add_argument(
@@ -75,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 def _is_good(results: Mapping[str, Any]) -> bool:
     differ = results.get("probes", {}).get("differ", {})
     wrong = [row for row in results.get("table", []) if row.get("failure")]
+    wrong += results.get("programs", {}).get("failures", [])
     return not any(differ.values()) and results.get("tests", {}).get("rc", 0) == 0 and not wrong
 
 
@@ -137,6 +142,12 @@ def _probes(dry: bool, save: Path | None) -> dict[str, Any]:
         np.savez_compressed(save, **found)  # type: ignore[arg-type]  # by name
     differ = {name: probes.differences(probes.probe(name), found[name], emulated[name]) for name in probes.PROBES}
     return {"device": devices.driver().limits.name, "problems": list(map(str, emulator.found)), "differ": differ}
+
+
+def _programs(dry: bool, seconds: float) -> dict[str, Any]:
+    from tools.gpu import programs
+
+    return {"counts": NOT_MEASURED, "failures": []} if dry else programs.run_together(seconds)
 
 
 def _counters(dry: bool) -> Any:

@@ -1,0 +1,98 @@
+"""Random programs on a GPU, each held against its reference: `polyopt fuzz` with the hardware in place of the emulator.
+
+`python -m tools.gpu.programs FIRST STEP SECONDS` runs every STEPth seed from FIRST on for that long, and writes a line
+of JSON: how many programs agreed, how many both sides refused, kernels, the last seed, and what failed with its source.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from polyopt.fuzz.case import Case
+from polyopt.fuzz.check import check
+from polyopt.fuzz.expressions import EXACT_FUNCTIONS
+from polyopt.fuzz.generate import random_case
+from polyopt.runtime.cuda import devices
+
+ROOT = Path(__file__).parents[2]
+FIRST_SEED = 7_000_000_000
+"""Far from the seeds of other campaigns."""
+ROUGH_SHARE = 0.4
+MOST_FAILURES = 3
+"""After so many a process stops; a kernel that wrote where it may not ends its context, and all after it fail."""
+MOST_SECONDS_OVER = 120
+"""What a process may take beyond its time: a kernel that never ends must not keep the machine."""
+
+
+def case_of(seed: int, arch: str) -> Case:
+    """The case of a seed for this kind of GPU, most with few multiprocessors, whose tiles small cases fill."""
+    random = Random(f"hardware {seed}")
+    case = random_case(seed, rough=random.random() < ROUGH_SHARE, functions=EXACT_FUNCTIONS)
+    sms = random.choice((None, 1, 1, 2, 4))
+    options = {**dict(case.options), "target": f'gpu_preset("{arch}"{"" if sms is None else f", sms={sms}"})'}
+    return replace(case, options=tuple(options.items()), plans=())
+
+
+def run(first: int, step: int, seconds: float = math.inf, most: int = sys.maxsize) -> dict[str, Any]:
+    """What came of every `step`-th seed from `first` on, on the GPU of this machine; of `most`, if there is time."""
+    arch = devices.driver().limits.arch
+    counts: Counter[str] = Counter()
+    failures: list[dict[str, Any]] = []
+    last, end = first, time.monotonic() + seconds
+    for seed in range(first, first + most * step, step):
+        if time.monotonic() >= end or len(failures) >= MOST_FAILURES:
+            break
+        case = case_of(seed, arch)
+        outcome = check(case)
+        counts[outcome.verdict] += 1
+        counts["kernels"] += outcome.kernels
+        if outcome.verdict == "fails":
+            found = {"seed": seed, "kind": outcome.kind, "detail": outcome.detail, "program": case.script()}
+            failures.append(found)
+        last = seed
+    return {"counts": counts, "last": last, "failures": failures}
+
+
+def run_together(seconds: float, processes: int | None = None) -> dict[str, Any]:
+    """The same with a process for each core but one; one that dies is a failure."""
+    step = processes or max(1, (os.cpu_count() or 2) - 1)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "tools.gpu.programs"]
+    started = [
+        subprocess.Popen(
+            [*command, str(FIRST_SEED + number), str(step), str(seconds)],
+            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for number in range(step)
+    ]  # fmt: skip
+    counts: Counter[str] = Counter()
+    failures: list[dict[str, Any]] = []
+    last = FIRST_SEED
+    for process in started:
+        try:
+            output, errors = process.communicate(timeout=seconds + MOST_SECONDS_OVER)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, errors = process.communicate()
+        if process.returncode:
+            failures.append({"kind": f"a process ended with {process.returncode}", "detail": errors[-2000:]})
+            continue
+        found = json.loads(output.splitlines()[-1])
+        counts.update(found["counts"])
+        failures += found["failures"]
+        last = max(last, found["last"])
+    return {"seeds": [FIRST_SEED, last], "counts": dict(counts), "failures": failures}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(run(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))) + "\n")
