@@ -121,9 +121,7 @@ class CExpressions:
         """The stored element as an lvalue, or its load by address where it may not be aligned."""
         buffer = self._buffers[name]
         if is_typed(buffer):
-            return Text(
-                f"{self._names.arrays[name]}[{self.text(self._offset(buffer, indices, buffer.dtype.itemsize))}]"
-            )
+            return Text(f"{self._names.arrays[name]}[{self.text(self.offset(buffer, indices, buffer.dtype.itemsize))}]")
         return Text(f"{helper_name('load', buffer.dtype)}({self.address(name, indices, 'const char *')})")
 
     def compared(self, expr: Expr) -> str:
@@ -132,10 +130,11 @@ class CExpressions:
 
     def address(self, name: str, indices: tuple[Expr, ...], kind: str) -> str:
         """The address of an element, as a pointer of `kind` to bytes."""
-        offset = self.value(self._offset(self._buffers[name], indices, 1))
+        offset = self.value(self.offset(self._buffers[name], indices, 1))
         return f"({kind}){self._names.arrays[name]} + {offset.within(_SUM)}"
 
-    def _offset(self, buffer: Buffer, indices: tuple[Expr, ...], unit: int) -> Expr:
+    def offset(self, buffer: Buffer, indices: tuple[Expr, ...], unit: int) -> Expr:
+        """Units of so many bytes between an element and the first."""
         total: Expr = integer(0)
         for index, stride in zip(indices, byte_strides(buffer), strict=True):
             step = integer(int(stride.value) // unit) if isinstance(stride, Const) else stride
@@ -218,7 +217,13 @@ def from_stored(element: Text, dtype: DType) -> Text:
 
 
 def to_stored(value: Text, dtype: DType) -> Text:
-    return Text(f"po_to_{dtype}({value.text})") if dtype in (f16, bf16) else value
+    """A value as an element holds it. One that has just been rounded so is not rounded again."""
+    if dtype not in (f16, bf16):
+        return value
+    rounded = f"po_round_{dtype}("
+    if value.level == _ATOM and value.text.startswith(rounded):
+        return Text(f"po_to_{dtype}({value.text.removeprefix(rounded)}")
+    return Text(f"po_to_{dtype}({value.text})")
 
 
 # --- constants and conversions --------------------------------------------------------------------------------

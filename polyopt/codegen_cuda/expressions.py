@@ -24,7 +24,7 @@ _CHOICE, _LOGIC, _COMPARE, _SUM, _PRODUCT, _PREFIX, _ATOM = range(7)
 _PROVIDED = frozenset(
     f"po_{name}"
     for name in ("bits", "float", "to_f16", "from_f16", "round_f16", "to_bf16", "from_bf16", "round_bf16", "inside")
-) | {one.helper for one in INSTRUCTIONS}
+) | {name for one in INSTRUCTIONS for name in (one.helper, one.group)}
 """Helpers of the C printer that the device header has."""
 
 _SAME_NAME = {
@@ -78,10 +78,10 @@ class CudaExpressions(CExpressions):
         text = super().guard(name, indices, mask, checks)
         return None if text is None else Text(text.text.replace("&error)", f"{RECORD})"), text.level)
 
-    def _offset(self, buffer: Buffer, indices: tuple[Expr, ...], unit: int) -> Expr:
+    def offset(self, buffer: Buffer, indices: tuple[Expr, ...], unit: int) -> Expr:
         """Elements between an element and the first; of C-contiguous buffers without a detour over bytes."""
         if buffer.strides is not None or unit == 1:
-            return super()._offset(buffer, indices, unit)
+            return super().offset(buffer, indices, unit)
         total: Expr = integer(0)
         step: Expr = integer(1)
         for index, extent in reversed(list(zip(indices, buffer.shape, strict=True))):
@@ -103,18 +103,19 @@ class CudaExpressions(CExpressions):
             return self._swizzled(name, indices, start)
         if not start:
             return super().element(name, indices)
-        offset = self.value(self._offset(buffer, indices, buffer.dtype.itemsize))
+        offset = self.value(self.offset(buffer, indices, buffer.dtype.itemsize))
         return Text(f"{self._names.arrays[name]}[{start} + {offset.within(_COMPARE)}]")
 
     def _swizzled(self, name: str, indices: tuple[Expr, ...], start: str) -> Text:
         """An element whose place in its last two dimensions is exchanged."""
         buffer, item = self._buffers[name], self._buffers[name].dtype.itemsize
         nowhere = (integer(0),) * len(indices)
-        outside = self._offset(buffer, (*indices[:-2], *nowhere[-2:]), item)
-        inside = self.text(self._offset(buffer, (*nowhere[:-2], *indices[-2:]), item))
+        outside = self.offset(buffer, (*indices[:-2], *nowhere[-2:]), item)
+        inside = self.text(self.offset(buffer, (*nowhere[:-2], *indices[-2:]), item))
         before = f"{start} + " * bool(start)
         before += "" if outside == integer(0) else f"{self.value(outside).within(_SUM)} + "
-        return Text(f"{self._names.arrays[name]}[{before}po_swizzled<{item}>({inside})]")
+        exchanged = "po_swizzled" if buffer.swizzled == "lines" else "po_in_atom"
+        return Text(f"{self._names.arrays[name]}[{before}{exchanged}<{item}>({inside})]")
 
 
 def in_cuda(text: str) -> str:

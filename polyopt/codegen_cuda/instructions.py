@@ -15,7 +15,12 @@ Elements of f32 lie as those of 16 bits do, in halves of 4 steps; turned ones co
 transposes pairs of bytes. An operand x is taken as x' + x'', its upper 11 bits and the next 11, and x y as
 x'' y' + x' y'' + x' y'. What is left out is below 2^-19 |x y|; a sum of 128 terms in f32 may be 2^-17 of them off. An
 infinite x has no x'', so that this is for numerics="fast".
-Sources: [PTX], "Warp-level matrix instructions"; [Ootomo22] for the parts.
+
+Four warps of a machine that has it multiply together, 64 rows by up to 256 columns: each warp has 16 of the rows, its
+lanes have the columns of as many pairs of instructions above, in their own order. Both operands stay in shared memory,
+in atoms of 8 lines of 128 bytes, and the instruction runs on its own until it is waited for.
+Sources: [PTX], "Warp-level matrix instructions", "Asynchronous warpgroup level matrix instructions"; [Ootomo22] for the
+parts.
 """
 
 from __future__ import annotations
@@ -35,6 +40,18 @@ ROW_LANES, COLUMN_LANES = 8, 4
 COLUMN_WIDTH = COLUMNS // COLUMN_LANES
 """Neighboring columns of a lane."""
 
+GROUP_WARPS = 4
+"""Warps that multiply together."""
+
+GROUP_ROWS = GROUP_WARPS * ROWS
+"""Rows of their instruction."""
+
+ATOM_BYTES = 128
+"""Of a line of an atom: what a piece has of each row of an operand along the sum, or of each step along a side."""
+
+GROUPS = (9, 0)
+"""The one capability whose machines have instructions of four warps."""
+
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
@@ -46,6 +63,7 @@ class Instruction:
     row_width:    neighboring rows of a lane: 1 of 16-bit elements, 2 of bytes
     is_exact:     whether the result is that of sums in order
     is_split:     whether f32 operands come as two of tf32 each, whose products are added up
+    group:        the name of what four warps do together, where there is one
     """
 
     helper: str
@@ -56,6 +74,7 @@ class Instruction:
     row_width: int
     is_exact: bool
     is_split: bool = False
+    group: str = ""
 
     @property
     def is_of_bytes(self) -> bool:
@@ -67,7 +86,7 @@ class Instruction:
 
 
 def _halves(helper: str, dtype: DType) -> Instruction:
-    return Instruction(helper, dtype, dtype, f32, 16, 1, is_exact=False)
+    return Instruction(helper, dtype, dtype, f32, 16, 1, is_exact=False, group=helper.replace("mma", "wgmma"))
 
 
 def _split(helper: str) -> Instruction:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from polyopt.dsl.ir import Const, Op, Var
 from polyopt.dtypes import i64
-from polyopt.loops.ir import Expr, For, integer
+from polyopt.loops.ir import Expr, For, integer, substitute
 
 Interval = tuple[Expr, Expr]
 """The least and the greatest value, both included, over sizes and variables of loops outside."""
@@ -39,6 +39,17 @@ def folded(name: str, left: Expr, right: Expr) -> Expr:
     if name == "sub" and isinstance(left, Op) and left.name == "add" and right in left.args:
         return left.args[1] if left.args[0] == right else left.args[0]
     return Op(name, (left, right), i64)
+
+
+def placed(expr: Expr, at: Mapping[str, Expr]) -> Expr:
+    """An index expression with values for variables, calculated where that leaves less of it."""
+    match expr:
+        case Var(name):
+            return at.get(name, expr)
+        case Op(name, (left, right)) if name in _FOLD:
+            return folded(name, placed(left, at), placed(right, at))
+        case _:
+            return substitute(expr, dict(at))
 
 
 def of_loop(loop: For, ranges: Mapping[str, Interval]) -> Interval:

@@ -17,6 +17,7 @@ from polyopt.codegen_c.c_expressions import Text
 from polyopt.codegen_c.c_helpers import stored_type, value_type
 from polyopt.codegen_cuda.alignment import VECTOR_BYTES, note
 from polyopt.codegen_cuda.barriers import Touch, conflicts, in_any_iteration, touches, values_apart
+from polyopt.codegen_cuda.group_text import GroupPrinter
 from polyopt.codegen_cuda.intervals import Interval, as_number, folded
 from polyopt.codegen_cuda.kept import kept, turns_of
 from polyopt.codegen_cuda.launch import pointer
@@ -33,7 +34,6 @@ from polyopt.codegen_cuda.shapes import (
 )
 from polyopt.codegen_cuda.source import RECORD, CudaKernel
 from polyopt.codegen_cuda.threads import Hoisted, Names, comment, indented
-from polyopt.codegen_cuda.warp_text import WarpPrinter
 from polyopt.dsl.ir import Const, Op, Reducer, Var
 from polyopt.dtypes import bool_
 from polyopt.errors import ScheduleError
@@ -55,7 +55,7 @@ from polyopt.loops.ir import (
 from polyopt.target import WARP
 
 
-class KernelPrinter(WarpPrinter):
+class KernelPrinter(GroupPrinter):
     """Prints one kernel.
 
     given:  what divides sizes whenever it runs; most_shared: bytes of shared memory that a block may have

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from polyopt.classes import dataclass
-from polyopt.codegen_cuda.instructions import Instruction
+from polyopt.codegen_cuda.instructions import GROUP_ROWS, Instruction
 
 Style: TypeAlias = Literal["points", "tiles", "turned", "rows", "columns", "one block"]
 
@@ -19,6 +19,8 @@ class Contraction:
     slots:     pieces that shared memory has room for: copies run as many ahead, less one; 1 where none do
     instruction: of the tensor cores, which multiplies; None: threads do
     reason:    why threads do
+    columns:   of the instruction of four warps that multiply together; 0 where warps do by themselves
+    joined:    loops just outside that of the rows which are one with it
     """
 
     statement: str
@@ -26,10 +28,23 @@ class Contraction:
     slots: int
     instruction: Instruction | None = None
     reason: str = ""
+    columns: int = 0
+    joined: int = 0
+
+    @property
+    def lag(self) -> int:
+        """Pieces whose products may be under way while the next one's begin."""
+        return 1 if self.columns else 0
 
     def __str__(self) -> str:
-        ahead = f", copies run {self.slots - 1} pieces ahead in {self.slots} slots" if self.slots > 1 else ""
+        count = self.slots - 1 - self.lag
+        ahead = f", copies run {count} pieces ahead in {self.slots} slots" if self.slots > 1 else ""
         multiplied = f", no tensor cores: {self.reason}" if self.instruction is None else f" by {self.instruction}"
+        if self.columns and self.instruction is not None:
+            steps, name = self.instruction.steps, self.instruction.group.removeprefix("po_")
+            multiplied = f" by {name} of {GROUP_ROWS} x {self.columns} x {steps}, four warps together"
+        if self.joined:
+            multiplied += f", {self.joined + 1} loops as one of rows"
         return f"sums in pieces of {self.piece}{multiplied}{ahead}"
 
 

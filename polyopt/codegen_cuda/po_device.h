@@ -139,6 +139,51 @@ PO_MMA_S32(po_mma_u8, "u8.u8")
 PO_MMA_S32(po_mma_s8_u8, "s8.u8")
 PO_MMA_S32(po_mma_u8_s8, "u8.s8")
 #undef PO_MMA_S32
+// Four warps together, 64 rows by N columns: d += a b, 16 steps of the sum. Operands lie in shared memory in atoms of 8
+// lines of 128 bytes, each atom at a multiple of its size and its 16-byte parts exchanged (po_in_atom). An operand along
+// the sum has a line for each row or column, one that is turned a panel of 64 of them after the other, with a line for
+// each of 64 steps. The lane's sums of columns 8 b + 2 (lane % 4) and the next are [2 b] and [2 b + 1] of `upper`, in
+// row 16 (warp % 4) + lane / 4, and of `lower`, 8 rows below. The instructions run on their own: between po_wgmma_begin
+// and po_wgmma_commit they make a group, and before po_wgmma_wait nobody touches their sums or changes their operands.
+PO_DEVICE void po_wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+PO_DEVICE void po_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most N groups of this thread are under way.
+template <int N> PO_DEVICE void po_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+// What this thread has written to shared memory, and its copies that it has waited for, are seen by what runs on its own.
+PO_DEVICE void po_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Bytes from panel to panel (of a turned operand), from atom to atom, and the exchange of 128 bytes.
+PO_DEVICE po_u64 po_atoms(const void *start, bool is_turned) {
+  const po_u64 place = po_smem(start) >> 4, panel = is_turned ? 8192 >> 4 : 1, atom = 1024 >> 4;
+  return place | panel << 16 | atom << 32 | (po_u64)1 << 62;
+}
+#define PO_SUMS1(b) "+f"(upper[2 * (b)]), "+f"(upper[2 * (b) + 1]), "+f"(lower[2 * (b)]), "+f"(lower[2 * (b) + 1])
+#define PO_SUMS4(b) PO_SUMS1(b), PO_SUMS1(b + 1), PO_SUMS1(b + 2), PO_SUMS1(b + 3)
+#define PO_SUMS16(b) PO_SUMS4(b), PO_SUMS4(b + 4), PO_SUMS4(b + 8), PO_SUMS4(b + 12)
+#define PO_REGISTERS128 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define PO_WGMMA_256(name, kind)                                                                              \
+  template <int N, int LeftTurned, int RightTurned>                                                           \
+  PO_DEVICE void name(float *upper, float *lower, const void *a, const void *b) {                             \
+    static_assert(N == 256, "a tile's columns");                                                              \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." kind " {" PO_REGISTERS128                       \
+                 "}, %128, %129, 1, 1, 1, %130, %131;"                                                        \
+                 : PO_SUMS16(0), PO_SUMS16(16)                                                                \
+                 : "l"(po_atoms(a, LeftTurned)), "l"(po_atoms(b, RightTurned)), "n"(LeftTurned), "n"(RightTurned)); \
+  }
+PO_WGMMA_256(po_wgmma_bf16, "bf16.bf16")
+PO_WGMMA_256(po_wgmma_f16, "f16.f16")
+#undef PO_WGMMA_256
+#undef PO_REGISTERS128
+#undef PO_SUMS16
+#undef PO_SUMS4
+#undef PO_SUMS1
 // Pairs of bytes taken apart: the first of each pair to `even`, the second to `odd`.
 PO_DEVICE void po_unzip(po_u32 &even, po_u32 &odd) {
   const po_u32 one = even, two = odd;
@@ -214,6 +259,8 @@ template <int Bytes> PO_DEVICE int po_swizzled(int place) {
   const int part = ((line ^ line >> 1) & 1) | ((line ^ line >> 2) << 1 & 6);
   return place ^ part * (16 / Bytes);
 }
+// The same in atoms of 8 lines, as instructions of four warps want it: the part's number is combined with the line's.
+template <int Bytes> PO_DEVICE int po_in_atom(int place) { return place ^ (place * Bytes >> 7 & 7) * (16 / Bytes); }
 // Neighboring lanes exchange registers: the even one's second N go where the odd one's first N were, and back.
 template <int N, class T> PO_DEVICE void po_exchange(T *own, int lane) {
   const bool is_odd = lane % 2;

@@ -1,10 +1,11 @@
 """Shows from the loops alone that a ring gives each read the piece meant for it.
 
 A loop of kind "pipeline" promises this much: at the start of iteration n a thread waits until all but the newest
-`slots - 2` groups of its copies have come, then for all other threads; its copies of that iteration are the next group,
-and what fills the ring are the groups before. Threads drift apart within an iteration, no further. So a read of
-iteration n must find its piece among the groups that have come, and nothing that was issued up to that iteration may be
-a later copy into the same slot. Slots and pieces are affine with remainders, so that isl decides both for all pieces.
+`slots - 2 - lag` groups of its copies have come, then for all other threads; its copies of that iteration are the next
+group, and what fills the ring are the groups before. Threads drift apart within an iteration, no further; what reads
+on its own is done `lag` iterations later. So a read of iteration n must find its piece among the groups that have come,
+and nothing that was issued up to iteration n + lag may be a later copy into the same slot. Slots and pieces are affine
+with remainders, so that isl decides both for all pieces.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import islpy as isl
 
 from polyopt.classes import dataclass
-from polyopt.codegen_cuda.rings import is_once, pieces_of, read, stores, written
+from polyopt.codegen_cuda.rings import is_once, lag_of, pieces_of, read, stores, written
 from polyopt.dsl.ir import Const, Op, Var
 from polyopt.errors import LegalityError, ScheduleError
 from polyopt.loops.ir import Expr, For, If, Load, LoopProgram, Stmt, index_var, substitute, walk, walk_expr
@@ -44,8 +45,9 @@ def prove(program: LoopProgram) -> int:
 class _Prover:
     """One ring.
 
-    A copy is the point [slot, source..., group, iteration that issues it], a read [slot, source..., iteration]; the
-    source is what the first piece's copy would read at the variable's value, as functions of the variables around.
+    A copy is the point [slot, source..., group, iteration that issues it], a read [slot, source..., iteration, last
+    iteration in which it goes on]; the source is what the first piece's copy would read at the variable's value, as
+    functions of the variables around.
     """
 
     fill: For
@@ -61,8 +63,9 @@ class _Prover:
             bounds = self.steady.lower, self.steady.upper
             conditions = *_conditions(filled), *_conditions(ahead)
             x = _Values.over(self.steady.var, (slot, *bounds, *source, *next_source, *conditions))
-            number, groups_before = x.number(self.steady), self.steady.chunk - 1
-            wanted = x.points(x.ran(self.steady), [x.of(e) for e in (slot, *source)], number)
+            number, lag = x.number(self.steady), lag_of(self.steady)
+            groups_before, until = self.steady.chunk - 1 - lag, number.add(x.constant(lag))
+            wanted = x.points(x.ran(self.steady), [x.of(e) for e in (slot, *source)], number, until)
             first = [x.of(e) for e in (written(filled)[buffer], *source)]
             later = [x.of(e) for e in (written(ahead)[buffer], *next_source)]
             copied = x.points(x.where(self.fill, filled), first, x.number(self.fill), x.constant(-1))
@@ -71,7 +74,7 @@ class _Prover:
             self._check(buffer, wanted, copied, len(source))
 
     def _check(self, buffer: str, wanted: isl.Set, copied: isl.Set, count: int) -> None:
-        now, group, issued = count + 1, count + 1, count + 2
+        now, until, group, issued = count + 1, count + 2, count + 1, count + 2
         same_slot = isl.Map.from_domain_and_range(wanted, copied).equate(_IN, 0, _OUT, 0)
         own = same_slot
         for dimension in range(1, count + 1):
@@ -80,14 +83,14 @@ class _Prover:
         self._none(wanted.subtract(own.domain()), f"'{buffer}' is read before the copy of its piece has come")
         later = isl.Map.from_domain_and_range(copied, copied).order_lt(_IN, group, _OUT, group)
         newest = own.subtract(own.apply_range(later.reverse()))  # a piece may have come more than once
-        clash = same_slot.order_ge(_IN, now, _OUT, issued).intersect(newest.apply_range(later))
+        clash = same_slot.order_ge(_IN, until, _OUT, issued).intersect(newest.apply_range(later))
         self._none(clash.domain(), f"a slot of '{buffer}' may be written while it is read")
 
     def _none(self, witnesses: isl.Set, what: str) -> None:
         if witnesses.is_empty():
             return
         point = witnesses.sample_point()
-        number = point.get_coordinate_val(_SET, witnesses.dim(_SET) - 1).to_python()
+        number = point.get_coordinate_val(_SET, witnesses.dim(_SET) - 2).to_python()
         slot = point.get_coordinate_val(_SET, 0).to_python()
         raise LegalityError(
             f"the ring of loop '{self.steady.var}' is wrong: {what}",

@@ -35,6 +35,7 @@ class Ring:
     """The pieces of `size` steps from `lower` to `upper` of a loop, through so many slots.
 
     var: the variable that is the first step of a piece; axis: what it scans, for the reader
+    lag: pieces that may still be read while the one at `var` is: no copy goes to their slots
     """
 
     var: str
@@ -43,11 +44,17 @@ class Ring:
     size: int
     slots: int
     axis: str
+    lag: int = 0
+
+    @property
+    def _filled(self) -> Expr:
+        """Steps of the pieces that are copied before the first one is read."""
+        return integer((self.slots - 1 - self.lag) * self.size)
 
     @property
     def ahead(self) -> Expr:
         """The first step of the piece that is copied while the one at `var` is read."""
-        return Op("add", (index_var(self.var), integer((self.slots - 1) * self.size)), i64)
+        return Op("add", (index_var(self.var), self._filled), i64)
 
     def slot(self, first: Expr) -> Expr:
         """The slot of the piece with this first step."""
@@ -59,7 +66,7 @@ class Ring:
 
         copied: the copies of the piece with a given first step; read: what is done with the one at `var`
         """
-        filled = folded("add", self.lower, integer((self.slots - 1) * self.size))
+        filled = folded("add", self.lower, self._filled)
         fill: Stmt = Block(tuple(copied(index_var(self.var))))
         if as_number(folded("sub", self.upper, self.lower)) is None:
             fill = If(Op("lt", (index_var(self.var), self.upper), bool_), fill)
@@ -72,6 +79,12 @@ class Ring:
 
 
 # --- what a loop does with its ring -------------------------------------------------------------------------------
+
+
+def lag_of(loop: For) -> int:
+    """How many iterations before the present one may still read their pieces: instructions of warp groups do so on
+    their own, and are waited for an iteration later."""
+    return int(any(isinstance(inner, For) and inner.kind == "warpgroup" for inner in walk(loop.body)))
 
 
 def copies(statement: Stmt) -> bool:

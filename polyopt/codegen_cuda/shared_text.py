@@ -16,7 +16,7 @@ from polyopt.codegen_cuda.alignment import note
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.launch import LaunchPrinter
 from polyopt.codegen_cuda.reductions import Reductions
-from polyopt.codegen_cuda.rings import around, pieces_of, read, written
+from polyopt.codegen_cuda.rings import around, lag_of, pieces_of, read, written
 from polyopt.codegen_cuda.shapes import dims, exprs
 from polyopt.codegen_cuda.threads import INDENT, Names, comment, indented
 from polyopt.dsl.ir import Var
@@ -27,8 +27,11 @@ from polyopt.target import STATIC_SHARED_BYTES
 LINE_BYTES = 128
 """All banks of shared memory once."""
 
-UNROLLED_TURNS = 4
-"""Copies of a thread beside products of warps that are written out."""
+ATOM_LINES = 8 * LINE_BYTES
+"""Bytes of an atom of operands of four warps: 8 lines."""
+
+UNROLLED_TURNS, GROUP_TURNS = 4, 8
+"""Copies of a thread that are written out beside products of warps, and of four warps, which keep no operands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +43,16 @@ class SharedArray:
     count: int
     size: int
 
-    @property
-    def lines(self) -> int:
-        """Bytes up to the next array."""
-        return -(-self.size // LINE_BYTES) * LINE_BYTES
+    def lines(self, of: int) -> int:
+        """Bytes up to the next array, which starts at a line."""
+        return -(-self.size // of) * of
 
 
 class SharedPrinter(LaunchPrinter):
     """Prints what goes through the shared memory of a block.
 
     _dims: threads along each dimension of the block; _is_filled: whether anything has been copied yet;
-    _has_products: whether warps multiply together
+    _has_products: whether the threads of a warp multiply together; _has_groups: four warps
     """
 
     def __init__(self, shared: Names, reductions: Reductions, statement: Stmt) -> None:
@@ -59,7 +61,9 @@ class SharedPrinter(LaunchPrinter):
         self._arrays: list[SharedArray] = []
         self._most_shared = STATIC_SHARED_BYTES
         self._is_filled = False
-        self._has_products = any(isinstance(loop, For) and loop.kind == "warp" for loop in walk(self._body))
+        kinds = {loop.kind for loop in walk(self._body) if isinstance(loop, For)}
+        self._has_groups = "warpgroup" in kinds
+        self._has_products = self._has_groups or "warp" in kinds
 
     @property
     def threads(self) -> int:
@@ -133,7 +137,8 @@ class SharedPrinter(LaunchPrinter):
             yield f"{INDENT}const int {index} = {start};"
         elif total % self.threads == 0:
             turn = self._unused(f"{self._var(nest[0])}_turn", "")
-            is_many = total // self.threads > UNROLLED_TURNS or not self._has_products
+            most = GROUP_TURNS if self._has_groups else UNROLLED_TURNS
+            is_many = total // self.threads > most or not self._has_products
             is_scarce = self._depth and is_many  # a thread's sums and operands need the registers
             yield "#pragma unroll 1" if is_scarce else "#pragma unroll"
             yield f"for (int {turn} = 0; {turn} < {total // self.threads}; ++{turn}) {{"
@@ -165,8 +170,13 @@ class SharedPrinter(LaunchPrinter):
 
     @property
     def _shared_bytes(self) -> int:
-        """What the arrays take, each from a whole line of banks on."""
-        return sum(array.lines for array in self._arrays)
+        """What the arrays take, each from a whole line of banks or an atom on."""
+        return sum(array.lines(self._line) for array in self._arrays)
+
+    @property
+    def _line(self) -> int:
+        """What the address of every array is a multiple of."""
+        return ATOM_LINES if self._has_groups else LINE_BYTES
 
     @property
     def _dynamic_bytes(self) -> int:
@@ -183,7 +193,7 @@ class SharedPrinter(LaunchPrinter):
         for array in self._arrays:
             place = f"({whole} + {start})" if start else whole
             yield f"{array.kind} *const {array.name} = ({array.kind} *){place};"
-            start += array.lines
+            start += array.lines(self._line)
 
     # --- copies ahead -----------------------------------------------------------------------------------------------
 
@@ -199,26 +209,44 @@ class SharedPrinter(LaunchPrinter):
         yield from indented(self._piece(loop))
         self._depth -= 1
         yield "}"
+        if lag_of(loop):
+            yield "po_wgmma_wait<0>();"
 
     def _piece(self, loop: For) -> Iterator[str]:
-        """One piece: what it needs has come, what comes later is on its way, then the work."""
+        """One piece: what it needs has come, what comes later is on its way, then the work. Work of four warps, which
+        goes on by itself, begins before the copies, and that of the piece before is waited for behind them."""
         ahead, reads = pieces_of(loop)
-        targets = written(ahead)
+        targets, lag = written(ahead), lag_of(loop)
         if reads:
-            yield f"po_cp_wait<{loop.chunk - 2}>();"
+            yield f"po_cp_wait<{loop.chunk - 2 - lag}>();"
+            if lag:
+                yield "po_async_fence();"
             yield "__syncthreads();"
+        if lag:
+            yield from self._read(reads, loop, targets)
+            yield from self._copied_ahead(ahead, loop, targets)
+            yield f"po_wgmma_wait<{lag}>();"
+        else:
+            yield from self._copied_ahead(ahead, loop, targets)
+            yield from self._read(reads, loop, targets)
+        self._x.named.clear()
+
+    def _copied_ahead(self, ahead: Sequence[Stmt], loop: For, targets: Mapping[str, Expr]) -> Iterator[str]:
+        """One group of copies."""
         self._flying = set(targets)
         for statement in ahead:
             yield from self._ahead(statement, loop, targets)
         self._flying = set()
         yield "po_cp_commit();"
+
+    def _read(self, reads: Sequence[Stmt], loop: For, targets: Mapping[str, Expr]) -> Iterator[str]:
+        """What is done with a piece."""
         if reads:
             yield from self._slot(loop, "slot", read(reads, targets).values())
         for statement in reads:
             names, inner = around(statement)
             yield from self._names(names, inner)
             yield from self._thread(inner)
-        self._x.named.clear()
 
     def _names(self, loops: Sequence[For], body: Stmt) -> Iterator[str]:
         """The values of loops of one iteration, as far as the body needs them."""

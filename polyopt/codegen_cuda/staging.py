@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import gcd, prod
+from typing import Literal
 
 from polyopt.codegen_cuda.alignment import VECTOR_BYTES
 from polyopt.codegen_cuda.contractions import ROW_PADDING
@@ -52,7 +53,7 @@ UNROLLED = 1024
 class Tiler:
     """Builds the nest of one contraction."""
 
-    _is_swizzled = False
+    _swizzle: Literal["", "lines", "atoms"] = ""
 
     def __init__(self, found: Sum, rows: Side, columns: Side, depth: For, vectors: Vectors, plan: Contraction) -> None:
         self._sum, self._rows, self._columns, self._depth = found, rows, columns, depth
@@ -71,6 +72,7 @@ class Tiler:
         self._points = plan.piece if steps is None else min(plan.piece, steps or 1)
         self._slots = plan.slots if steps is None else min(plan.slots, self._pieces() * self._rounds())
         self._slot: Expr = integer(0)
+        self._lag = plan.lag
 
     def _pieces(self) -> int:
         """Pieces of the same size; what is left is one of its own. Only of sums whose length is known."""
@@ -225,7 +227,7 @@ class Tiler:
             return self._through_all(whole)
         parts: list[Stmt] = []
         if self._slots > 1:
-            ring = Ring(self._piece, depth.lower, whole, size, self._slots, f"{depth.axis} block")
+            ring = Ring(self._piece, depth.lower, whole, size, self._slots, f"{depth.axis} block", self._lag)
             parts.append(self._ring(ring, lambda first: self._copied(size, first, ring.slot(first)), self._added))
         elif whole != depth.lower:
             body = Block((*self._copied(size), self._added(size)))
@@ -273,7 +275,7 @@ class Tiler:
         last = replace(depth, var=self._piece, upper=whole, step=size, axis=f"{depth.axis} block")
         counts = [extent(loop) or 1 for loop in outside] + [self._pieces()]
         name = f"{', '.join(loop.axis for loop in (*outside, depth))} block"
-        ring = Ring(self._fresh("piece"), integer(0), integer(prod(counts)), 1, self._slots, name)
+        ring = Ring(self._fresh("piece"), integer(0), integer(prod(counts)), 1, self._slots, name, self._lag)
 
         def at(piece: Expr, body: Stmt) -> Stmt:
             below = 1
@@ -380,17 +382,19 @@ class Tiler:
             axes = [self._depth.var, sides[0].loop.var]
             if is_contiguous(load, self._depth.var):
                 axes.reverse()
-            row = self._size(axes[1]) * load.dtype.itemsize
-            is_turned = axes[1] == self._depth.var and sides[0] is self._columns
-            padded = row + ROW_PADDING if is_turned and not self._is_swizzled else row
-            shape = (self._slots, self._size(axes[0]), self._size(axes[1]))
-            strides = (shape[1] * padded, padded, load.dtype.itemsize)
-            first = 0 if self._slots > 1 else 1
-            sizes, steps = (tuple(integer(number) for number in numbers[first:]) for numbers in (shape, strides))
-            buffer = Buffer(
-                self._fresh(f"{load.buffer}_tile"), load.dtype, sizes, "local", steps, swizzled=self._is_swizzled
-            )
+            buffer = self._buffer(load, (axes[0], axes[1]), sides[0])
             self._copies[load] = Copy(load.buffer, buffer, (axes[0], axes[1]), sides[0])
+
+    def _buffer(self, load: Load, axes: tuple[str, str], side: Side) -> Buffer:
+        """Shared memory for an operand's copy, which lies along the last of its axes."""
+        row = self._size(axes[1]) * load.dtype.itemsize
+        is_turned = axes[1] == self._depth.var and side is self._columns
+        padded = row + ROW_PADDING if is_turned and not self._swizzle else row
+        shape = (self._slots, self._size(axes[0]), self._size(axes[1]))
+        strides = (shape[1] * padded, padded, load.dtype.itemsize)
+        first = 0 if self._slots > 1 else 1
+        sizes, steps = (tuple(integer(number) for number in numbers[first:]) for numbers in (shape, strides))
+        return Buffer(self._fresh(f"{load.buffer}_tile"), load.dtype, sizes, "local", steps, swizzled=self._swizzle)
 
     def _spreads(self, load: Load, side: Side) -> bool:
         """Whether different places in the tile read different elements: else a copy has more than is needed."""

@@ -7,7 +7,9 @@ in shared memory without padding, swizzled; beyond the sum's end they hold zeros
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from polyopt.codegen_cuda.instructions import COLUMN_LANES, COLUMN_WIDTH, COLUMNS, ROW_LANES
 from polyopt.codegen_cuda.intervals import as_number, folded
@@ -15,12 +17,12 @@ from polyopt.codegen_cuda.plan import Contraction
 from polyopt.codegen_cuda.shapes import replaced
 from polyopt.codegen_cuda.staging import Tiler
 from polyopt.codegen_cuda.sums import Sum
-from polyopt.codegen_cuda.tiles import Side, below, extent
+from polyopt.codegen_cuda.tiles import Copy, Side, below, extent
 from polyopt.codegen_cuda.vectors import Vectors
 from polyopt.dsl.ir import Cast, Const, Op
 from polyopt.dtypes import i64
 from polyopt.errors import ScheduleError
-from polyopt.loops.ir import Block, Expr, For, Load, Stmt, Store, index_var, integer, substitute, walk
+from polyopt.loops.ir import Block, Expr, For, Load, LoopKind, Stmt, Store, index_var, integer, substitute, walk
 
 ROW_WARPS = 2
 COLUMN_WARPS = 2
@@ -36,7 +38,8 @@ class TensorTiler(Tiler):
     _is_exchanged: whether instructions leave lanes columns of one another
     """
 
-    _is_swizzled = True
+    _swizzle: Literal["", "lines", "atoms"] = "lines"
+    _kind: LoopKind = "warp"
 
     def __init__(self, found: Sum, rows: Side, columns: Side, depth: For, vectors: Vectors, plan: Contraction) -> None:
         super().__init__(found, rows, columns, depth, vectors, plan)
@@ -78,16 +81,29 @@ class TensorTiler(Tiler):
                 why="its operands do not each lie along one side of the tile",
             )
         rows, columns = self._sides()
-        across = min(SPLIT_COLUMN_WARPS if one.is_split else COLUMN_WARPS, columns.points // COLUMNS)
-        self._rows = self._in_warps(rows, ROW_WARPS, ROW_LANES, one.row_width)
+        down, across = self._warps()
+        self._rows = self._in_warps(rows, down, ROW_LANES, one.row_width)
         self._columns = self._in_warps(columns, across, COLUMN_LANES, COLUMN_WIDTH)
         if not one.is_of_bytes:
             self._columns = replace(self._columns, half=self._fresh(f"{columns.loop.var}_half"))
-            self._is_exchanged = any(copy.axes[1] == columns.loop.var for copy in self._copies.values())
+            self._is_exchanged = self._exchanges()
+
+    def _warps(self) -> tuple[int, int]:
+        """Warps along the rows and along the columns of the tile."""
+        across = SPLIT_COLUMN_WARPS if self._instruction.is_split else COLUMN_WARPS
+        return ROW_WARPS, min(across, self._columns.points // COLUMNS)
+
+    def _exchanges(self) -> bool:
+        """Whether instructions leave lanes columns of one another."""
+        return any(copy.axes[1] == self._columns.loop.var for copy in self._copies.values())
 
     def _in_warps(self, side: Side, warps: int, threads: int, width: int) -> Side:
         name = self._fresh(f"{side.loop.var}_warp")
         return replace(side, width=width, threads=threads, warps=warps, warp=name)
+
+    def _in_copy(self, copy: Copy, at: Mapping[str, Expr]) -> tuple[Expr, ...]:
+        """The place of a point in a slot of a copy. at: the point, by axis"""
+        return tuple(at[axis] for axis in copy.axes)
 
     # --- before and after the sum -----------------------------------------------------------------------------------
 
@@ -141,12 +157,14 @@ class TensorTiler(Tiler):
         def from_copy(load: Load) -> Expr:
             copy = self._copies[load]
             at = {self._depth.var: step, rows.loop.var: rows.local, columns.loop.var: columns.local}
-            return Load(copy.buffer.name, self._in_slot(at[axis] for axis in copy.axes), load.dtype)
+            return Load(copy.buffer.name, self._in_slot(self._in_copy(copy, at)), load.dtype)
 
         value = replaced(update.value, from_copy)
         instance = tuple(substitute(value, here) for value in update.instance)
         own = (*rows.own, *columns.own)
         body: Stmt = Store(update.statement, instance, self._name, own, value, self._reducer)
         steps = self._instruction.steps
-        body = For(self._lane, integer(0), integer(steps), rows.over(columns.over(body)), 1, "warp", self._depth.axis)
+        body = For(
+            self._lane, integer(0), integer(steps), rows.over(columns.over(body)), 1, self._kind, self._depth.axis
+        )
         return For(self._step, integer(0), integer(size), body, steps, "unrolled", self._depth.axis)

@@ -93,6 +93,8 @@ class ThreadPrinter:
                 yield from self._warp(statement)
             case For(kind="unrolled", body=For(kind="warp") as product):
                 yield from self._warp_steps(statement, product)
+            case For(kind="unrolled", body=For(kind="warpgroup") as product):
+                yield from self._group_steps(statement, product)
             case For(kind="exchange", body=Store() as store):
                 yield from self._exchanged(statement, store)
             case For(kind="vector", body=Store() as store):
@@ -138,6 +140,10 @@ class ThreadPrinter:
     def _warp_steps(self, steps: For, loop: For) -> Iterator[str]:
         """A loop around one that is instructions of a warp."""
         raise ScheduleError("a warp's product stands inside a thread", why=loop.var)
+
+    def _group_steps(self, steps: For, loop: For) -> Iterator[str]:
+        """A loop around one that is instructions of four warps."""
+        raise ScheduleError("a product of four warps stands inside a thread", why=loop.var)
 
     def _exchanged(self, loop: For, store: Store) -> Iterator[str]:
         """A loop over elements of registers that lanes of a warp exchange."""

@@ -170,11 +170,11 @@ class WarpPrinter(SharedPrinter):
         if not isinstance(inner, Store):
             raise ScheduleError("a warp's product has another form than an instruction's", why=loop.var)
         loads = [node for node in walk_expr(inner.value) if isinstance(node, Load)]
-        loads.sort(key=lambda load: _uses(load, nest[-1].var))
+        loads.sort(key=lambda load: uses(load, nest[-1].var))
         operands = []
         places = (row, ""), (column, halves[0].var if halves else "")
         for load, (block, half) in zip(loads, places, strict=True):
-            own = [s for s in nest if _uses(load, s.var)]
+            own = [s for s in nest if uses(load, s.var)]
             lane = own.pop() if own[-1].upper == integer(block.step) and block.step > 1 else None
             operands.append(Operand(load, loop.var, block.var, half, own[0] if own else None, lane))
         self._row_thread = row.var
@@ -316,5 +316,6 @@ def _parts(names: Fragments) -> list[tuple[str, str]]:
     return [*pairs, (own[0], own[1])]
 
 
-def _uses(load: Load, var: str) -> bool:
+def uses(load: Load, var: str) -> bool:
+    """Whether an element's place depends on a variable."""
     return any(node == index_var(var) for index in load.indices for node in walk_expr(index))

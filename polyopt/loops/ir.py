@@ -46,7 +46,7 @@ class Load:
 
 
 LoopKind: TypeAlias = Literal[
-    "serial", "parallel", "vector", "unrolled", "group", "grid", "block", "pipeline", "warp", "exchange"
+    "serial", "parallel", "vector", "unrolled", "group", "grid", "block", "pipeline", "warp", "warpgroup", "exchange"
 ]
 CONCURRENT = ("parallel", "vector", "grid", "block")
 """Kinds of loops whose iterations may run at once."""
@@ -71,8 +71,9 @@ class Buffer:
              reading them has brought its lines, and it does not pass
     ahead:   comes from memory, each element once: vector loops ask for elements some lines before they read them
     padded:  a row may end in elements that no iteration defines; lanes past the end of a loop may set them to zero
-    swizzled: rows of its last two dimensions lie in lines of 128 bytes whose parts of 16 bytes change places
-              (`po_swizzled`), so that neighboring rows are in different banks of a GPU's shared memory
+    swizzled: rows of its last two dimensions lie in lines of 128 bytes whose parts of 16 bytes change places, so that
+              neighboring rows are in different banks of a GPU's shared memory: as a warp reads them best ("lines",
+              `po_swizzled`), or as instructions of a warp group want it ("atoms" of 8 lines, `po_in_atom`)
     """
 
     name: str
@@ -86,7 +87,7 @@ class Buffer:
     in_place_of: tuple[str, ...] = ()
     ahead: bool = False
     padded: bool = False
-    swizzled: bool = False
+    swizzled: Literal["", "lines", "atoms"] = ""
 
     @property
     def callers_shape(self) -> tuple[Expr, ...]:
@@ -115,8 +116,11 @@ class For:
            "block":    iterations in any order, dealt out to the threads of a block in turn; all of them are done, and
                        seen by every thread, when the loop ends; reductions over it are combined
            "pipeline": serial, its copies to shared memory asynchronous: one group of them per iteration, of which all
-                       but the newest `chunk - 2` have come, for all threads, when an iteration starts that reads
+                       but the newest `chunk - 2` have come, for all threads, when an iteration starts that reads;
+                       all but one fewer where instructions of warp groups may still read what the iteration before did
            "warp":     serial, wanted as one instruction of a warp per tile; the body is what it means
+           "warpgroup": the same of four warps together, which read shared memory on their own while their threads go
+                       on: a pipeline around waits for those of the iteration before, and behind its loop for all
            "exchange": serial, leaves registers as they are; lanes of a warp that hold elements for each other, as
                        instructions left or want them, exchange these here
     axis:  the axes it scans, for the reader ("i", "i tile")

@@ -190,7 +190,7 @@ def buffer_text(buffer: Buffer) -> str:
     note += ["read ahead"] if buffer.ahead else []
     if buffer.aligned:
         note.append("aligned")
-    strides += " swizzled" if buffer.swizzled else ""
+    strides += f" swizzled in {buffer.swizzled}" if buffer.swizzled else ""
     return f"{buffer.name}: {buffer.dtype}[{shape}]{strides}" + (f"  # {', '.join(note)}" if note else "")
 
 
@@ -383,6 +383,7 @@ def _dot_style(statement: Stmt) -> str:
         "unrolled": "lightyellow",
         "pipeline": "lavender",
         "warp": "lavender",
+        "warpgroup": "lavender",
         "exchange": "lavender",
     }
     if isinstance(statement, For) and statement.kind in colors:

@@ -70,7 +70,9 @@ def version() -> str:
     return library.name if library is not None else _nvcc_version()
 
 
-def _options(arch: str, kind: Kind, *, contract: bool) -> list[str]:
+def _options(text: str, arch: str, kind: Kind, *, contract: bool) -> list[str]:
+    if "po_wgmma" in text:  # code for this architecture alone, not for those after it
+        arch += "a"
     options = [f"-arch={arch}" if kind == "cubin" else f"-arch={arch.replace('sm_', 'compute_')}", "-std=c++17"]
     return options if contract else [*options, "-fmad=false"]
 
@@ -103,7 +105,7 @@ class Nvrtc:
 
     def compile(self, text: str, arch: str, kind: Kind, *, contract: bool) -> Compiled:
         """Raises `CompileError` with the compiler's messages."""
-        options = [*_options(arch, kind, contract=contract), "--ptxas-options=-v"]
+        options = [*_options(text, arch, kind, contract=contract), "--ptxas-options=-v"]
         with COMPILING:
             program = self._program(text)
             try:
@@ -177,7 +179,8 @@ def compile_with_nvcc(text: str, arch: str, kind: Kind = "cubin", *, contract: b
     with tempfile.TemporaryDirectory(prefix="polyopt-nvcc-") as folder:
         kernels, output = Path(folder) / "kernels.cu", Path(folder) / f"kernels.{kind}"
         kernels.write_text(text)
-        options = [*_options(arch, kind, contract=contract), f"-{kind}", "-Xptxas", "-v", "-I", str(VOCABULARY.parent)]
+        options = [*_options(text, arch, kind, contract=contract), f"-{kind}"]
+        options += ["-Xptxas", "-v", "-I", str(VOCABULARY.parent)]
         done = subprocess.run(
             [command, *options, "-o", str(output), str(kernels)], capture_output=True, text=True, check=False
         )

@@ -14,7 +14,7 @@ from polyopt.codegen_cuda import source
 from polyopt.errors import BackendUnavailable, CompileError
 
 HERE = Path(__file__).parent
-RUNTIME_SOURCES = ("po_fibers.cpp", "po_checks.cpp", "po_counters.cpp", "po_products.cpp")
+RUNTIME_SOURCES = ("po_fibers.cpp", "po_checks.cpp", "po_counters.cpp", "po_products.cpp", "po_groups.cpp")
 HEADERS = ("po_emu.h", "po_runtime.h")
 VOCABULARY = Path(source.__file__).parent / "po_device.h"
 _INCLUDES = ("-I", str(HERE), "-I", str(VOCABULARY.parent))

@@ -20,6 +20,9 @@ struct Cell {
   uint32_t round = 0, block = 0, launch = 0, reads = 0;  // of the list of reads, which is for one round of one block
   uint32_t reader[2] = {0, 0}, reader_launch = 0;        // two blocks that have read it in this launch, plus one
   const void* reader_pc[2] = {nullptr, nullptr};
+  uint32_t under_way = 0, under_way_launch = 0, under_way_block = 0;  // reads that have begun and not ended
+  const void* under_way_pc = nullptr;
+  bool is_under_way() const { return under_way && under_way_launch == launch_number && under_way_block == block_number; }
 };
 
 struct Buffer {
@@ -123,7 +126,18 @@ void note_read(Cell& c, const void* pc, bool shared) {
   c.reads = reads.size() - 1;
 }
 
-void check_read(Buffer& b, Cell& c, uintptr_t a, const void* pc) {
+// Whether the thread that wrote has called po_async_fence since.
+bool is_fenced(const Write& w) {
+  const Thread& t = threads[w.thread];
+  return t.fence_round > w.round || (t.fence_round == w.round && t.fence_epoch > w.epoch);
+}
+
+void begin_read(Cell& c, const void* pc) {
+  if (!c.is_under_way()) c.under_way = 0, c.under_way_launch = launch_number, c.under_way_block = block_number;
+  ++c.under_way, c.under_way_pc = pc;
+}
+
+void check_read(Buffer& b, Cell& c, uintptr_t a, bool is_async, const void* pc) {
   const Write& w = c.write;
   bool is_written = w.launch && (!b.is_shared || (w.launch == launch_number && w.block == block_number));
   if (!is_written && !b.is_initialised)
@@ -132,6 +146,8 @@ void check_read(Buffer& b, Cell& c, uintptr_t a, const void* pc) {
     report("read of a cp.async destination before its wait", pc, where(b, a) + other("copy issued", w.thread, w.block, w.pc));
   else if (!is_ordered(w, b.is_shared))
     report("race: read after unordered write", pc, where(b, a) + other("written", w.thread, w.block, w.pc));
+  if (is_async && is_written && !is_fenced(w))
+    report("read by a product of four warps of what no po_async_fence has followed", pc, where(b, a) + other("written", w.thread, w.block, w.pc));
   note_read(c, pc, b.is_shared);
 }
 
@@ -143,6 +159,8 @@ void check_write(Buffer& b, Cell& c, uintptr_t a, int kind, const void* pc) {
     report("write to a cp.async destination before its wait", pc, where(b, a) + other("copy issued", w.thread, w.block, w.pc));
   else if (!both_atomic && !is_ordered(w, b.is_shared))
     report("race: write after unordered write", pc, where(b, a) + other("written", w.thread, w.block, w.pc));
+  if (c.is_under_way())
+    report("write to what a product of four warps may still read", pc, where(b, a) + other("read", current->linear, block_number, c.under_way_pc));
   if (uint32_t r = unordered_read(c))
     report("race: write after unordered read", pc, where(b, a) + other("read", reads[r].warp * 32 + __builtin_ctz(reads[r].lanes), block_number, reads[r].pc));
   if (!b.is_shared && c.reader_launch == launch_number)
@@ -199,7 +217,10 @@ static void access(const void* p, int n, int kind, const void* pc, bool is_bytes
   unsigned granule = fit & 1 ? 1 : fit & 2 ? 2 : 4;
   if (granule < b->granule) refine(*b, granule);
   for (size_t g = (a - b->start) / b->granule, end = (a - b->start + n - 1) / b->granule; g <= end; ++g) {
-    if (kind == READ) check_read(*b, b->cells[g], b->start + g * b->granule, pc);
+    bool is_read = kind == READ || kind == READ_ASYNC;
+    if (kind == READ_BEGUN) begin_read(b->cells[g], pc);
+    else if (kind == READ_ENDED) --b->cells[g].under_way;
+    else if (is_read) check_read(*b, b->cells[g], b->start + g * b->granule, kind == READ_ASYNC, pc);
     else check_write(*b, b->cells[g], b->start + g * b->granule, kind, pc);
   }
 }

@@ -39,10 +39,12 @@ struct uint3 { unsigned x, y, z; };
 struct dim3 { unsigned x, y, z; };
 
 namespace po {
+// 64 rows by `columns` and 16 steps; is_f16: else bf16
+struct GroupProduct { float *upper, *lower; const void *a, *b; int columns; bool is_f16, left_turned, right_turned; const void *pc; };
 struct Ctx { uint3 tid, bid; dim3 bdim, gdim; };
 constexpr size_t po_dynamic_limit = 232448;
-enum Access { READ = 0, WRITE = 1, ATOMIC = 2, COPY_BEGUN = 3, COPY_ENDED = 4, GLOBAL = 16 };
-enum Operation { SHFL = 1, SHFL_XOR, SHFL_DOWN, SHFL_UP, SYNCWARP, VOTE, LDMATRIX, MMA };
+enum Access { READ = 0, WRITE = 1, ATOMIC = 2, COPY_BEGUN = 3, COPY_ENDED = 4, READ_ASYNC = 5, READ_BEGUN = 6, READ_ENDED = 7, GLOBAL = 16 };
+enum Operation { SHFL = 1, SHFL_XOR, SHFL_DOWN, SHFL_UP, SYNCWARP, VOTE, LDMATRIX, MMA, WGMMA };
 typedef void (*Collective)(void **arguments, unsigned mask);
 extern "C" {
 extern Ctx po_ctx;
@@ -59,6 +61,11 @@ void po_copy_commit();
 void po_copy_wait(int keep);
 void po_trace_fetch(const void *const *rows, int count, int turned, po_u32 *const *to);
 void po_trace_unzip(const po_u32 *even, const po_u32 *odd);
+void po_group_fence();
+void po_group_begin(const void *pc);
+void po_group_product(const struct GroupProduct *product);
+void po_group_commit();
+void po_group_wait(int keep);
 void po_trace_product(int packed, const po_u32 *const *left, const po_u32 *const *right, const uintptr_t (*to)[4], const void *pc);
 }
 inline int lane() { return (po_ctx.tid.x + po_ctx.bdim.x * (po_ctx.tid.y + po_ctx.bdim.y * po_ctx.tid.z)) & 31; }
@@ -349,6 +356,21 @@ PO_HIDDEN inline void po_unzip(po_u32 &even, po_u32 &odd) {
   odd = (one >> 8 & 0xff) | (one >> 16 & 0xff00) | (two << 8 & 0xff0000) | (two & 0xff000000);
   po::po_trace_unzip(&even, &odd);
 }
+
+// ---- four warps together: see po_groups.cpp ------------------------------------------------------------------------------
+PO_HIDDEN inline void po_async_fence() { po::po_group_fence(); }
+PO_HIDDEN inline void po_wgmma_begin() { po::po_group_begin(PO_PC); }
+PO_HIDDEN inline void po_wgmma_commit() { po::po_group_commit(); }
+template <int N> PO_HIDDEN void po_wgmma_wait() { po::po_group_wait(N); }
+#define PO_WGMMA(name, is_f16)                                                                         \
+  template <int N, int LeftTurned, int RightTurned>                                                    \
+  PO_HIDDEN inline void name(float *upper, float *lower, const void *a, const void *b) {                \
+    const po::GroupProduct product{upper, lower, a, b, N, is_f16, LeftTurned != 0, RightTurned != 0, PO_PC};  \
+    po::po_group_product(&product);                                                                    \
+  }
+PO_WGMMA(po_wgmma_bf16, false)
+PO_WGMMA(po_wgmma_f16, true)
+#undef PO_WGMMA
 
 // ---- entry: a kernel called with an array of pointers to its arguments, as cuLaunchKernel does ----------------------------
 namespace po {

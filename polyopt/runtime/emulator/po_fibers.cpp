@@ -88,6 +88,7 @@ void run_fiber() {
   entry(entry_arguments);
   current->groups.emplace_back();
   complete(0);
+  end_groups();
   current->state = DONE, --live;
   to_scheduler();
   abort();
@@ -240,6 +241,7 @@ void begin_block(const unsigned* block) {
   for (int i = 0; i < thread_count; ++i) {
     Thread& t = threads[i];
     t.state = READY, t.linear = i, t.groups.assign(1, {});
+    t.products.assign(1, {}), t.sums.clear(), t.has_begun = false, t.fence_round = t.fence_epoch = 0;
     t.tid = {i % block[0], i / block[0] % block[1], i / (block[0] * block[1])};
     prepare(t, stacks + i * STACK, run_fiber);
   }

@@ -68,6 +68,27 @@ void forget_copy(uintptr_t a, int n) {
     if (uintptr_t* w = word(at)) *w = 0;
 }
 
+// The same of a product of four warps, as far as this lane has a part in it: rows of its own, columns of its sums.
+void trace_group(const GroupProduct& p) {
+  if (!tracing) return;
+  int lane = current->linear & 31, warp = current->linear / 32 % 4;
+  auto origins = [&](const void* start, int point, bool is_turned) {
+    std::vector<uintptr_t> found;
+    for (int k = 0; k < 16; ++k) found.push_back(origin(element_of(start, point, k, is_turned)));
+    return found;
+  };
+  std::vector<std::vector<uintptr_t>> a, b;
+  for (int e = 0; e < 2; ++e) a.push_back(origins(p.a, 16 * warp + lane / 4 + 8 * e, p.left_turned));
+  for (int n = 0; n < p.columns / 4; ++n) b.push_back(origins(p.b, n / 2 * 8 + lane % 4 * 2 + n % 2, p.right_turned));
+  check_spaces(a, "first", p.pc), check_spaces(b, "second", p.pc);
+  for (int e = 0; e < 2; ++e)
+    for (size_t n = 0; n < b.size(); ++n) {
+      uintptr_t one = a[e][0], two = b[n][0], to = (uintptr_t)((e ? p.lower : p.upper) + n);
+      if (one && two && sums.emplace(std::make_pair(one, two), to).first->second != to)
+        return report("the product of two elements is added to two sums", p.pc, "row " + std::to_string(16 * warp + lane / 4 + 8 * e) + ", sum " + std::to_string(n));
+    }
+}
+
 extern "C" {
 // rows: addresses of the rows of `count` 8x8 matrices; to: the registers of each lane
 void po_trace_fetch(const void* const* rows, int count, int turned, po_u32* const* to) {

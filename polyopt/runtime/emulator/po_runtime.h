@@ -3,6 +3,7 @@
 // po_fibers.cpp  one fiber per CUDA thread; barriers, warp collectives, asynchronous copies; launches
 // po_checks.cpp  shadow memory and happens-before: races, uninitialised reads, missing waits, accesses out of bounds
 // po_products.cpp  where the operands of tensor cores come from
+// po_groups.cpp  products of four warps, which run on their own
 // po_counters.cpp  sectors and shared-memory wavefronts of each warp's accesses, per place in the code
 #pragma once
 #include <cstdint>
@@ -48,6 +49,10 @@ struct Thread {
   po_u32 parity = 0;
   Clock clock;
   std::vector<std::vector<Copy>> groups;  // cp.async: committed groups, the last one open
+  std::vector<std::vector<GroupProduct>> products;      // of four warps: committed groups, the last one open
+  std::map<float*, std::vector<float>> sums;            // under way, by where the thread has them
+  bool has_begun = false;                               // a group of products
+  uint32_t fence_round = 0, fence_epoch = 0;            // of its last po_async_fence
   std::vector<Event> events;
   void* stack_pointer = nullptr;
   void* context = nullptr;  // where the processor has no switch of ours
@@ -80,6 +85,11 @@ bool is_shared(uintptr_t address);
 void begin_block_products();
 void note_copy(const void* dst, const void* src, int n, int zeros);
 void forget_copy(uintptr_t address, int n);
+void trace_group(const GroupProduct& product);
+
+// po_groups.cpp
+uintptr_t element_of(const void* start, int point, int step, bool is_turned);
+void end_groups();  // of a thread that returns
 
 // po_counters.cpp
 void start_counters();
