@@ -9,7 +9,7 @@ import pytest
 
 from polyopt import compilation
 from polyopt.runtime.cuda import devices
-from tools.gpu import counters, probes, programs, run
+from tools.gpu import copies, counters, probes, programs, run, together
 
 
 def test_a_dry_run_writes_what_is_known(tmp_path: Path) -> None:
@@ -32,6 +32,21 @@ def test_random_programs_run_on_whatever_is_the_gpu() -> None:
         found = programs.run(programs.FIRST_SEED, 2, most=4)
     assert found["failures"] == [] and emulator.found == []
     assert found["counts"]["agrees"] >= 1 and found["last"] == programs.FIRST_SEED + 6
+
+
+def test_every_byte_of_an_array_goes_to_the_gpu_and_back() -> None:
+    emulator = compilation.emulator()
+    with devices.use(emulator):
+        assert copies.run(0, 600, most=5) == {"calls": 5, "wrong": 0, "first": ""}
+    assert emulator.found == []
+
+
+def test_what_processes_say_is_collected_and_so_is_what_they_die_of(tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    told.write_text('{"calls": 3}')
+    found = together.collected("json.tool", lambda n, _: ["--compact", str(told if n == 0 else tmp_path)], 60, 2)
+    assert found[0] == {"calls": 3}
+    assert "ended with" in found[1]["died"]
 
 
 PROFILE = """\

@@ -47,6 +47,8 @@ class Device:
     launches: list[tuple[str, tuple[int, ...], Any]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     pushes: int = 0
+    is_idle: bool = True
+    page_locked: list[Any] = field(default_factory=list)
 
     def allocate(self, size: int) -> EmulatedMemory:
         self.need_context()
@@ -177,12 +179,36 @@ def _packages(device: Device) -> dict[str, types.ModuleType]:
     def load(code: bytes) -> _Module:
         return _Module(device, bytes(code))
 
+    def pagelocked_empty(shape: tuple[int, ...], dtype: Any) -> Any:
+        device.need_context()
+        device.page_locked.append(np.empty(shape, dtype))
+        return device.page_locked[-1]
+
+    class Event:
+        def __init__(self, flags: str) -> None:
+            assert flags == "DISABLE_TIMING"
+
+        def record(self, stream: Any) -> None:
+            device.need_context()
+
+        def query(self) -> bool:
+            return device.is_idle
+
+        def synchronize(self) -> None:
+            device.events.append("event waited for")
+
+    def need_page_locked(array: Any) -> None:
+        if not any(np.shares_memory(array, whole) for whole in device.page_locked):
+            raise LogicError("an asynchronous copy of memory that is not page-locked")
+
     def htod(address: int, array: Any, stream: Any) -> None:
         device.need_context()
+        need_page_locked(array)
         device.bytes_at(address, array.nbytes)[:] = array
 
     def dtoh(array: Any, address: int, stream: Any) -> None:
         device.need_context()
+        need_page_locked(array)
         array[:] = device.bytes_at(address, array.nbytes)
 
     def dtod(target: int, source: int, size: int, stream: Any) -> None:
@@ -206,6 +232,9 @@ def _packages(device: Device) -> dict[str, types.ModuleType]:
         mem_alloc=allocate,
         module_from_buffer=load,
         memcpy_htod_async=htod,
+        pagelocked_empty=pagelocked_empty,
+        Event=Event,
+        event_flags=Names(),
         memcpy_dtoh_async=dtoh,
         memcpy_dtod_async=dtod,
     )

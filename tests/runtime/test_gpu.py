@@ -76,6 +76,40 @@ def test_host_arrays_are_copied_in_and_out(gpu: Device) -> None:
     assert [stream for _, _, stream in gpu.launches] == [None]
 
 
+def test_arrays_of_the_host_go_through_page_locked_memory(gpu: Device) -> None:
+    """Also those larger than one piece of it, in parts; one call's memory is the next one's."""
+    large = np.arange(9 * 271 * 1024, dtype=np.float32).reshape(-1, 1024)
+    op = on_gpu(scaled)
+    for factor in (2, 3):
+        np.testing.assert_array_equal(op(large, factor), large * np.float32(factor) + np.arange(1024, dtype=np.float32))
+    assert len(gpu.page_locked) == 1
+    assert large.nbytes > gpu.page_locked[0].nbytes
+
+
+def test_page_locked_memory_is_not_used_again_before_its_copies_are_done(gpu: Device) -> None:
+    op, x = fresh(scaled), Foreign(gpu, X)
+    gpu.is_idle = False
+    for _ in range(8):
+        op(x, 2)
+    assert (len(gpu.page_locked), gpu.events) == (8, []), "calls do not wait"
+    op(x, 2)
+    assert (len(gpu.page_locked), gpu.events) == (8, ["event waited for"]), "unless many are under way"
+    gpu.is_idle = True
+    op(x, 2)
+    assert len(gpu.page_locked) == 8
+
+
+def test_a_call_that_fails_gives_its_page_locked_memory_back(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = on_gpu(scaled)
+    op(X, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr("polyopt.runtime.cuda.gpu.GpuQueue.launch", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            op(X, 3)
+    op(X, 4)
+    assert len(gpu.page_locked) == 1
+
+
 def test_a_second_call_launches_what_the_first_has_loaded(gpu: Device) -> None:
     op = on_gpu(scaled)
     op(X, 2)

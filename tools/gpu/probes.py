@@ -89,22 +89,64 @@ _BODIES = {
     for (int n = 0; n < 7; ++n) y[n * 32 + lane] = tile[n * 32 + lane];
 """,
 }
-PROBES = tuple(_BODIES)
+_GROUP_BYTES = 8192 + 32768
+"""Both operands of a product of four warps."""
+_GROUP = """\
+#include "po_device.h"
+PO_KERNEL void __launch_bounds__(128) probe(const uint32_t *__restrict__ x, uint32_t *__restrict__ y)
+{{
+    PO_DYN_SHARED(shared);
+    const int thread = threadIdx.x;
+    uint16_t *const tile = (uint16_t *)shared;
+    for (int n = thread; n < 20480; n += 128) tile[n] = po_to_{kind}((float)((int)(x[n % 512] >> n % 29 & 7) - 3));
+    po_async_fence();
+    __syncthreads();
+    float sums[128];
+    for (int n = 0; n < 128; ++n) sums[n] = (float)(thread - n);
+    po_wgmma_begin();
+    po_wgmma_{kind}<256, {turned}>(&sums[0], &sums[64], &tile[0], &tile[4096]);
+    po_wgmma_commit();
+    po_wgmma_wait<0>();
+    for (int k = 0; k < 4; ++k) {{
+        float sum = 0;
+        for (int n = 0; n < 128; ++n) sum += sums[n] * (float)(n * (k + 3) % 11 + 1);
+        y[k * 128 + thread] = po_bits(sum);
+    }}
+}}
+PO_ENTRY(probe)
+"""
+_GROUPS = {
+    "wgmma_bf16": ("bf16", "0, 0"),
+    "wgmma_bf16_left_t": ("bf16", "1, 0"),
+    "wgmma_bf16_right_t": ("bf16", "0, 1"),
+    "wgmma_f16_t": ("f16", "1, 1"),
+}
+PROBES = (*_BODIES, *_GROUPS)
 _SPECIAL = (0.0, -0.0, 1e-8, 6e-8, 65504.0, 65520.0, 1e38, np.inf, -np.inf, np.nan, 1.0009765625, 3.3895314e38)
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A kernel with its input. loose: whether NaNs may differ in their bits"""
+    """A kernel with its input. loose: whether NaNs may differ in their bits; threads, shared: of its block, in bytes"""
 
     name: str
     text: str
     words: Array
     loose: bool
+    threads: int = 32
+    shared: int = 0
+
+
+def probes_of(arch: str) -> tuple[str, ...]:
+    """The probes of words that a GPU of this architecture has."""
+    return PROBES if arch == "sm_90" else tuple(_BODIES)
 
 
 def probe(name: str) -> Probe:
     """The probe of this name."""
+    if name in _GROUPS:
+        kind, turned = _GROUPS[name]
+        return Probe(name, _GROUP.format(kind=kind, turned=turned), _input(name), False, 128, _GROUP_BYTES)
     return Probe(name, _PROLOGUE + _BODIES[name] + _EPILOGUE, _input(name), name == "conversions")
 
 
@@ -124,7 +166,7 @@ def image(found: Probe, arch: str = "", cubin: bytes = b"") -> CudaImage:
     """The probe as a driver loads it."""
     u32 = dtypes.from_name("u32")
     arrays = (ArrayImage("x", "input", u32, (WORDS,)), ArrayImage("y", "output", u32, (WORDS,)))
-    kernel = KernelImage("probe", (1, 1, 1), (32, 1, 1), 0, ("x", "y"), 2)
+    kernel = KernelImage("probe", (1, 1, 1), (found.threads, 1, 1), found.shared, ("x", "y"), 2)
     return CudaImage(found.text, (kernel,), (("launch", "probe"),), arrays, (), arch=arch, cubin=cubin)
 
 
@@ -141,7 +183,7 @@ def run(found: Probe, driver: Driver) -> Array:
 
 def differences(found: Probe, got: Array, want: Array) -> int:
     """In how many words two results differ."""
-    differ = got != want
+    differ: Array = got != want
     if found.loose:
         differ &= ~(np.isnan(got.view(np.float32)) & np.isnan(want.view(np.float32)))
     return int(differ.sum())

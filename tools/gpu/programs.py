@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -23,15 +20,13 @@ from polyopt.fuzz.check import check
 from polyopt.fuzz.expressions import EXACT_FUNCTIONS
 from polyopt.fuzz.generate import random_case
 from polyopt.runtime.cuda import devices
+from tools.gpu.together import collected
 
-ROOT = Path(__file__).parents[2]
 FIRST_SEED = 7_000_000_000
 """Far from the seeds of other campaigns."""
 ROUGH_SHARE = 0.4
 MOST_FAILURES = 3
 """After so many a process stops; a kernel that wrote where it may not ends its context, and all after it fail."""
-MOST_SECONDS_OVER = 120
-"""What a process may take beyond its time: a kernel that never ends must not keep the machine."""
 
 
 def case_of(seed: int, arch: str) -> Case:
@@ -65,29 +60,17 @@ def run(first: int, step: int, seconds: float = math.inf, most: int = sys.maxsiz
 
 def run_together(seconds: float, processes: int | None = None) -> dict[str, Any]:
     """The same with a process for each core but one; one that dies is a failure."""
-    step = processes or max(1, (os.cpu_count() or 2) - 1)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "tools.gpu.programs"]
-    started = [
-        subprocess.Popen(
-            [*command, str(FIRST_SEED + number), str(step), str(seconds)],
-            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for number in range(step)
-    ]  # fmt: skip
     counts: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
     last = FIRST_SEED
-    for process in started:
-        try:
-            output, errors = process.communicate(timeout=seconds + MOST_SECONDS_OVER)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, errors = process.communicate()
-        if process.returncode:
-            failures.append({"kind": f"a process ended with {process.returncode}", "detail": errors[-2000:]})
+
+    def arguments(number: int, count: int) -> list[str]:
+        return [str(FIRST_SEED + number), str(count), str(seconds)]
+
+    for found in collected("tools.gpu.programs", arguments, seconds, processes):
+        if "died" in found:
+            failures.append({"kind": "a process died", "detail": found["died"]})
             continue
-        found = json.loads(output.splitlines()[-1])
         counts.update(found["counts"])
         failures += found["failures"]
         last = max(last, found["last"])

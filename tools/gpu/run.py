@@ -4,9 +4,10 @@
 2. runs the CUDA tests, whose kernels then run on the hardware;
 3. runs the probes on the GPU and on the emulator and compares their bits;
 4. runs random programs on the GPU and holds each against its reference, two minutes long;
-5. counts sectors and wavefronts of some kernels with Nsight Compute and on the emulator;
-6. times the benchmark table;
-7. writes all of it as JSON.
+5. sends arrays to the GPU and back from all cores at once, and looks whether every byte arrives;
+6. counts sectors and wavefronts of some kernels with Nsight Compute and on the emulator;
+7. times the benchmark table;
+8. writes all of it as JSON.
 
 `--dry` does without a GPU what can be done: the tests and probes run on the emulator, the table's kernels are compiled
 for sm_90, and every time is "not measured".
@@ -32,7 +33,8 @@ ROOT = Path(__file__).parents[2]
 NOT_MEASURED = "not measured"
 TESTS = ("tests/codegen_cuda", "tests/runtime/test_gpu.py", "tests/operators")
 ARCH = "sm_90"
-STEPS = ("tests", "probes", "programs", "counters", "table")
+STEPS = ("tests", "probes", "programs", "copies", "counters", "table")
+COPY_SECONDS = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "tests": lambda: _tests(options.tests),
         "probes": lambda: _probes(options.dry, options.save_probes),
         "programs": lambda: _programs(options.dry, options.seconds),
+        "copies": lambda: _copies(options.dry),
         "counters": lambda: _counters(options.dry),
         "table": lambda: _table(options.dry, options.rows),
     }
@@ -80,6 +83,7 @@ def _is_good(results: Mapping[str, Any]) -> bool:
     differ = results.get("probes", {}).get("differ", {})
     wrong = [row for row in results.get("table", []) if row.get("failure")]
     wrong += results.get("programs", {}).get("failures", [])
+    wrong += [one for one in results.get("copies", []) if one.get("wrong") or "died" in one]
     return not any(differ.values()) and results.get("tests", {}).get("rc", 0) == 0 and not wrong
 
 
@@ -134,13 +138,14 @@ def _probes(dry: bool, save: Path | None) -> dict[str, Any]:
     from tools.gpu import probes
 
     emulator = compilation.emulator()
-    emulated = {name: probes.run(probes.probe(name), emulator) for name in probes.PROBES}
+    names = probes.PROBES if dry else probes.probes_of(devices.driver().limits.arch)
+    emulated = {name: probes.run(probes.probe(name), emulator) for name in names}
     if dry:
         return {"device": NOT_MEASURED, "problems": list(map(str, emulator.found)), "differ": {}}
-    found = {name: probes.run(probes.probe(name), devices.driver()) for name in probes.PROBES}
+    found = {name: probes.run(probes.probe(name), devices.driver()) for name in names}
     if save is not None:
         np.savez_compressed(save, **found)  # type: ignore[arg-type]  # by name
-    differ = {name: probes.differences(probes.probe(name), found[name], emulated[name]) for name in probes.PROBES}
+    differ = {name: probes.differences(probes.probe(name), found[name], emulated[name]) for name in names}
     return {"device": devices.driver().limits.name, "problems": list(map(str, emulator.found)), "differ": differ}
 
 
@@ -148,6 +153,12 @@ def _programs(dry: bool, seconds: float) -> dict[str, Any]:
     from tools.gpu import programs
 
     return {"counts": NOT_MEASURED, "failures": []} if dry else programs.run_together(seconds)
+
+
+def _copies(dry: bool) -> list[dict[str, Any]]:
+    from tools.gpu import copies
+
+    return [] if dry else copies.run_together(COPY_SECONDS)
 
 
 def _counters(dry: bool) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,12 @@ from polyopt.runtime.cuda.arrays import Home
 from polyopt.runtime.cuda.driver import Array, Limits, Memory, Module
 from polyopt.runtime.cuda.image import CudaImage, KernelImage
 from polyopt.target import STATIC_SHARED_BYTES
+
+STAGED_BYTES, PART_BYTES = 8 << 20, 4 << 20
+"""Page-locked memory of a call that copies from and to the host, and the most that one copy takes of it."""
+
+MOST_STAGED = 8
+"""Calls that may be under way with such memory before another one waits for the first of them."""
 
 
 class GpuMemory:
@@ -67,6 +73,46 @@ def _rounded(size: int) -> int:
     """The size of the block that holds so many bytes: at most an eighth more, so that a pool has few sizes."""
     step = max(512, 1 << max(0, size.bit_length() - 4))
     return -(-max(1, size) // step) * step
+
+
+class Staging:
+    """Page-locked memory for arrays of the host, the only kind that asynchronous copies are defined for (pycuda's
+    rule). Of arrays copied as they were, an H100 that many processes shared had one in ten thousand with a part of what
+    was there before.
+
+    Each piece is one call's at a time, also where a finaliser calls an op inside another's call. It comes back with an
+    event behind the last copy that reads it. Needs a context.
+    """
+
+    def __init__(self) -> None:
+        self._given: list[tuple[Any, Array]] = []
+
+    def take(self) -> Array:
+        """A piece whose copies are done, else a new one, unless many are under way."""
+        for given in tuple(self._given):
+            if given[0].query() and _removed(self._given, given):
+                return given[1]
+        if len(self._given) >= MOST_STAGED:
+            event, first = self._given.pop(0)
+            event.synchronize()
+            return first
+        piece: Array = cuda.pagelocked_empty((STAGED_BYTES,), np.uint8)
+        return piece
+
+    def give(self, piece: Array, stream: Any) -> None:
+        """Give a piece back, whose last copy has been put on a stream."""
+        event = cuda.Event(cuda.event_flags.DISABLE_TIMING)
+        event.record(stream)
+        self._given.append((event, piece))
+
+
+def _removed(pieces: list[tuple[Any, Array]], one: tuple[Any, Array]) -> bool:
+    """Whether this thread, and no other one, takes a piece from the list."""
+    try:
+        pieces.remove(one)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,6 +185,7 @@ class PycudaDriver:
             )
         self.ordinal = ordinal
         self._device = cuda.Device(ordinal)
+        self._staging = Staging()
         self._active = _Active(self._device)
         self.limits = self._limits()
 
@@ -197,11 +244,11 @@ class PycudaDriver:
     def begin(self, module: Module, memories: Sequence[Memory], home: object = None) -> GpuQueue:
         caller = _home(home)
         if caller is None or not caller.stream():
-            return _DEFAULT_STREAM
+            return GpuQueue(None, None, self._staging)
         with self._active as mine:
             mine.stream = mine.stream or cuda.Stream()
             caller.let_wait(mine.stream.handle)
-            return GpuQueue(mine.stream, caller)
+            return GpuQueue(mine.stream, caller, self._staging)
 
 
 def _home(home: object) -> Home | None:
@@ -215,24 +262,49 @@ def _prepared(module: Any, kernel: KernelImage) -> Any:
     return function.prepare(["P"] * kernel.pointers + ["q"] * (len(kernel.parameters) - kernel.pointers))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class GpuQueue:
-    """The work of one call. stream: None for the default stream; home: who waits for the stream, and it for them"""
+    """The work of one call. stream: None for the default stream; home: who waits for the stream, and it for them;
+    staging: what arrays of the host go through"""
 
-    stream: Any
-    home: Home | None
+    __slots__ = ("_staged", "_staging", "_used", "home", "stream")
+
+    def __init__(self, stream: Any, home: Home | None, staging: Staging) -> None:
+        self.stream = stream
+        self.home = home
+        self._staging = staging
+        self._staged: Array | None = None
+        self._used = 0
 
     def put(self, memory: Memory, array: Array) -> None:
-        if array.nbytes:
-            cuda.memcpy_htod_async(memory.address, _bytes(array), self.stream)
+        for start, part in _parts(array):
+            place = self._place(part.nbytes)
+            place[:] = part
+            cuda.memcpy_htod_async(memory.address + start, place, self.stream)
 
     def get(self, memory: Memory, array: Array) -> None:
-        if array.nbytes:
-            cuda.memcpy_dtoh_async(_bytes(array), memory.address, self.stream)
-            if self.stream is None:
-                cuda.Context.synchronize()
-            else:
-                self.stream.synchronize()
+        for start, part in _parts(array):
+            place = self._place(part.nbytes)
+            cuda.memcpy_dtoh_async(place, memory.address + start, self.stream)
+            self._wait()
+            part[:] = place
+
+    def _place(self, size: int) -> Array:
+        """Page-locked memory for a copy."""
+        if self._staged is None:
+            self._staged = self._staging.take()
+        if self._used + size > STAGED_BYTES:
+            self._wait()
+        start = self._used
+        self._used += -(-size // 64) * 64
+        return self._staged[start : start + size]
+
+    def _wait(self) -> None:
+        """Until all that was put has run."""
+        if self.stream is None:
+            cuda.Context.synchronize()
+        else:
+            self.stream.synchronize()
+        self._used = 0
 
     def launch(self, module: Module, kernel: KernelImage, grid: tuple[int, int, int], words: Sequence[int]) -> None:
         assert isinstance(module, GpuModule), "the module was loaded by this driver"
@@ -240,12 +312,14 @@ class GpuQueue:
         function.prepared_async_call(grid, kernel.block, self.stream, *words, shared_size=kernel.shared_bytes)
 
     def finish(self) -> None:
+        if self._staged is not None:
+            self._staging.give(self._staged, self.stream)
+            self._staged = None
         if self.home is not None:
             self.home.wait_for(self.stream.handle)
 
 
-_DEFAULT_STREAM = GpuQueue(None, None)
-
-
-def _bytes(array: Array) -> Array:
-    return array.reshape(-1).view(np.uint8)
+def _parts(array: Array) -> Iterator[tuple[int, Array]]:
+    """The bytes of a contiguous array, as many at a time as one copy takes, each with how many are before."""
+    whole = array.reshape(-1).view(np.uint8)
+    return ((start, whole[start : start + PART_BYTES]) for start in range(0, whole.nbytes, PART_BYTES))

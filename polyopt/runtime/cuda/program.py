@@ -98,18 +98,25 @@ class Program:
         with self.driver.active():
             memories = {**given, **self._memories(plan, hosted)}
             queue = self.driver.begin(self.module, tuple(memories.values()), home)
-            for name, array in hosted.items():
-                if name not in self._outputs:
-                    queue.put(memories[name], array)
-            if self.image.checks:
-                queue.put(memories[RECORD], np.zeros(RECORD_WORDS, np.int64))
-            for launch in plan.launches:
-                queue.launch(self.module, launch.kernel, launch.grid, launch.words(memories))
-            failed = _failed(queue, memories[RECORD]) if self.image.checks else None
-            for name, array in hosted.items():
-                if name in self._outputs and failed is None:
-                    queue.get(memories[name], array)
-            queue.finish()
+            try:
+                return self._launched(queue, plan, memories, hosted)
+            finally:
+                queue.finish()
+
+    def _launched(
+        self, queue: Queue, plan: LaunchPlan, memories: Mapping[str, Memory], hosted: Mapping[str, Array]
+    ) -> Failed | None:
+        for name, array in hosted.items():
+            if name not in self._outputs:
+                queue.put(memories[name], array)
+        if self.image.checks:
+            queue.put(memories[RECORD], np.zeros(RECORD_WORDS, np.int64))
+        for launch in plan.launches:
+            queue.launch(self.module, launch.kernel, launch.grid, launch.words(memories))
+        failed = _failed(queue, memories[RECORD]) if self.image.checks else None
+        for name, array in hosted.items():
+            if name in self._outputs and failed is None:
+                queue.get(memories[name], array)
         return failed
 
     def _memories(self, plan: LaunchPlan, hosted: Mapping[str, Array]) -> dict[str, Memory]:
