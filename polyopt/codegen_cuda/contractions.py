@@ -71,6 +71,9 @@ TENSOR_CORES = (8, 0)
 ASYNCHRONOUS = (8, 0)
 """The first GPUs that copy to shared memory on their own."""
 
+ASYNCHRONOUS_BYTES = 4
+"""The least that they copy so; rows must be multiples of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
@@ -139,9 +142,14 @@ class Tiles:
         if one is None or not one.group or self.target.capability != GROUPS or self.scop.sizes:
             return None
         piece, reduced = ATOM_BYTES // one.left.itemsize, roles_of(statement).reduced
-        rounds = prod(self.extents.axis(name, axis) for axis in reduced if axis != depth)
-        if -(-self.extents.axis(name, depth) // piece) * rounds < MOST_SLOTS:
+        pieces = -(-self.extents.axis(name, depth) // piece)
+        if statement.domain.is_box():  # one ring goes through all loops of the sum
+            pieces *= prod(self.extents.axis(name, axis) for axis in reduced if axis != depth)
+        if pieces < MOST_SLOTS:
             return None
+        arrays = [self.scop.array(access.read.tensor) for access in statement.reads]
+        if any(array.shape[-1].constant * array.dtype.itemsize % ASYNCHRONOUS_BYTES for array in arrays):
+            return None  # threads would wait for each element
         joined = self._joined(statement, axes[1], order, rows)
         if joined is None or MOST_SLOTS * sum(GROUP_TILE) * ATOM_BYTES > self.target.shared_bytes:
             return None

@@ -9,16 +9,18 @@ Source: [PTX], "Matrices in shared memory", the canonical layouts with a swizzle
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from polyopt.codegen_cuda.instructions import ATOM_BYTES, ROWS
 from polyopt.codegen_cuda.intervals import folded
+from polyopt.codegen_cuda.rings import MOST_SLOTS
 from polyopt.codegen_cuda.staging import TOGETHER
 from polyopt.codegen_cuda.tensor_tiles import TensorTiler
 from polyopt.codegen_cuda.tiles import Copy, Side
 from polyopt.dsl.ir import Op
 from polyopt.dtypes import i64
+from polyopt.errors import ScheduleError
 from polyopt.loops.ir import Buffer, Expr, For, Load, Stmt, Store, index_var, integer, substitute
 
 
@@ -27,6 +29,14 @@ class GroupTiler(TensorTiler):
 
     _swizzle = "atoms"
     _kind = "warpgroup"
+
+    def nest(self, loops: Sequence[For]) -> Stmt | None:
+        if self._slots < MOST_SLOTS:
+            raise ScheduleError(
+                f"four warps cannot sum up '{self._sum.update.statement}'",
+                why=f"its loops have {self._slots} pieces together, and a ring of them needs {MOST_SLOTS}",
+            )
+        return super().nest(loops)
 
     def _warps(self) -> tuple[int, int]:
         return self._rows.points // ROWS, 1
