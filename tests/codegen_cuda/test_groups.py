@@ -21,7 +21,7 @@ from tests.codegen_cuda.running import Array, changed_text, emulate, lowered
 from tests.codegen_cuda.test_emulated import inputs, needs_compiler
 from tests.codegen_cuda.test_faults import planted
 from tests.codegen_cuda.test_rings import changed, rings, with_slots
-from tests.codegen_cuda.test_tensor_tiles import LAYOUTS, multiplied, products, values
+from tests.codegen_cuda.test_tensor_tiles import LAYOUTS, fused, multiplied, products, values
 
 B, M, N, K, C, H, W = po.sizes("B M N K C H W")
 b, i, j, k = po.indices("b i j k")
@@ -58,14 +58,6 @@ def test_operands_may_lie_along_either_axis(dtype: DType, layout: str) -> None:
     outcome = emulate(lowering, inputs(op, args), {})
     assert not outcome.problems, f"{outcome.problems[0]}\n{lowering.source('cuda')}"
     np.testing.assert_array_equal(outcome.results[0], expected)
-
-
-@po.op
-def fused(x: bf16[B, M, K], w: bf16[B, K, N], c: f32[N]) -> object:
-    y, out = po.tensors("y out")
-    y[b, i, j] += x[b, i, k] * w[b, k, j]
-    out[b, i, j] = po.maximum(po.cast(y[b, i, j], f32) + c[j], 0)
-    return out
 
 
 @po.op

@@ -7,11 +7,17 @@ from collections import Counter
 from dataclasses import replace
 from itertools import count, islice
 
+import numpy as np
 import pytest
 
-from polyopt.fuzz.check import check
+import polyopt as po
+from polyopt.codegen_c import c_helpers
+from polyopt.errors import CompileError
+from polyopt.fuzz.check import check, compare
 from polyopt.fuzz.expressions import EXACT_FUNCTIONS
 from polyopt.fuzz.generate import campaign_case, is_small, on_gpu, random_case
+from polyopt.runtime.cuda import compilers
+from polyopt.target import gpu_preset
 
 BLOCKS, BLOCK = 12, 40
 """With four plans for each some 2,000 kernels."""
@@ -44,6 +50,24 @@ def test_random_operators_do_what_the_reference_does_on_the_emulator() -> None:
         verdicts[outcome.verdict] += 1
         assert outcome.verdict != "fails", f"{outcome.kind}: {outcome.detail}\n\n{case.script()}"
     assert verdicts["agrees"] > GPU_CASES // 2
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+@pytest.mark.skipif(compilers.nvrtc() is None, reason="NVRTC is not installed")
+def test_a_kernel_that_nvrtc_refuses_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault that hardware found: `copysign(0, x)`, which the emulator's compiler takes."""
+    wrong = {name: text.replace("($T)0, ", "0, ") for name, text in c_helpers._TEMPLATES.items()}
+    monkeypatch.setattr(c_helpers, "_TEMPLATES", wrong)
+    n, i = po.size("N"), po.index("i")
+
+    @po.op(target=gpu_preset("sm_90"))
+    def quotients(x: po.f64[n]) -> object:
+        y = po.tensor("y")
+        y[i] = x[i] // 3.0
+        return y
+
+    with pytest.raises(CompileError, match="NVRTC"):
+        compare(quotients, (np.arange(5.0),), gpu=True)
 
 
 def test_a_campaign_draws_some_cases_for_a_gpu() -> None:
