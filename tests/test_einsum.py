@@ -271,3 +271,21 @@ def test_operands_are_cast_before_they_meet() -> None:
         got = po.einsum(spec, *operands, dtype=np.dtype(dtype), casting="unsafe")
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("spec", "operands", "dtype"),
+    [
+        ("i,i", (np.full(4, 100, np.int8),) * 2, np.int64),
+        ("i,i->i", (np.full(4, 100, np.int8),) * 2, np.float64),
+        ("i->", (np.full(5, 60000, np.float16),), np.float32),
+        ("i,i", (np.full(5, 60000, np.float16),) * 2, np.float32),
+        ("i->", (np.array([True] * 3),), np.int64),
+    ],
+)
+def test_einsum_computes_in_the_dtype_of_a_wider_out(spec: str, operands: Any, dtype: Any) -> None:
+    shape = np.einsum(spec, *operands).shape
+    found, wanted = np.zeros(shape, dtype), np.zeros(shape, dtype)
+    np.einsum(spec, *operands, out=wanted)
+    assert po.einsum(spec, *operands, out=found) is found
+    np.testing.assert_array_equal(found, wanted)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import polyopt as po
 from polyopt.dsl.affine import axis
 from polyopt.dsl.ir import Cast, Const, DataIndex, Op, Reduce, Reducer, Var
 from polyopt.dtypes import DType, bf16, bool_, f16, f32, f64, i32, i64
@@ -159,3 +160,24 @@ def test_recurrences_scatters_and_gathers_carry_bounds_along():
         "h",
     )
     assert_bounded(scatter, {"x": x, "b": RNG.integers(0, 4, n)}, f32)
+
+
+def test_a_sum_that_is_infinite_is_checked() -> None:
+    N, M = po.sizes("N M")
+    i, k = po.indices("i k")
+
+    @po.op
+    def sums(x: f32[N, M]):
+        y = po.tensor("y")
+        y[i] = po.sum(x[i, k], k)
+        return y
+
+    x = np.ones((3, 4), np.float32)
+    x[0, 1], x[1, 1] = np.inf, np.nan
+    equations = sums.lower(x).program
+    _, bounds = evaluate_with_bounds(equations, {"x": x}, {})
+    assert np.isfinite(bounds[equations.results[0]]).all()
+    huge = np.full((1, 4), 3e38, np.float32)
+    equations = sums.lower(huge).program
+    _, bounds = evaluate_with_bounds(equations, {"x": huge}, {})
+    assert np.isinf(bounds[equations.results[0]]).all(), "a partial sum may overflow"

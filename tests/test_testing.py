@@ -370,3 +370,13 @@ def test_arrays_of_other_libraries_are_checked(polyopt_check):
     x = np.linspace(0, 1, 5)
     polyopt_check(root, Elsewhere(x))
     polyopt_check(root, N=5, inputs={"x": Elsewhere(x)})
+
+
+def test_a_long_product_of_large_integers_passes() -> None:
+    @po.op
+    def op(x: i64[N, M]):
+        y = po.tensor("y")
+        y[i] = po.prod(x[i, k], k)
+        return y
+
+    Checker(forks=False)(op, np.full((2, 40), 3**18 + 2, np.int64))

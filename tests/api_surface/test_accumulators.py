@@ -164,3 +164,30 @@ def test_operations_on_bits_are_added_up_as_floats(function: Any, numbers: list[
     x, of_bits = X.astype(np.int32), np.array(numbers, np.float64)
     check(mean, (x,), of_bits.mean(axis=1))
     check(onto_floats, (x, np.full(2, 0.5)), of_bits.sum(axis=1) + 0.5)
+
+
+def test_what_einsum_gave_may_be_added_to_and_sums_multiplied() -> None:
+    A, B, C, D, E, F, L, M = po.sizes("A B C D E F L M")
+    a, b, c, d, e, f, j = po.indices("a b c d e f j")
+
+    @po.op
+    def added(x: f32[M, K], y: f32[K, N], v: f32[M, L]):
+        z = po.einsum("mk,kn->mn", x, y)
+        z[i, j] += v[i, k]
+        return z
+
+    ones = [np.ones(shape, np.float32) for shape in ((4, 5), (5, 6), (4, 2))]
+    np.testing.assert_array_equal(added(*ones), np.full((4, 6), 7))
+
+    @po.op
+    def multiplied(x: f32[A, E, B, F], y: f32[F, C, E, D], v: f32[A, K]):
+        z = po.tensor("z")
+        z[a, b, c, d] = po.sum(x[a, e, b, f] * y[f, c, e, d], (e, f))
+        z[a, b, c, d] *= v[a, k]
+        return z
+
+    draw = np.random.default_rng(0).integers
+    x, y = (draw(-3, 4, s).astype(np.float32) for s in ((16, 16, 16, 16), (16, 7, 16, 3)))
+    v = draw(-2, 3, (16, 2)).astype(np.float32)
+    expected = np.einsum("aebf,fced->abcd", x, y, optimize=True) * v.prod(1)[:, None, None, None]
+    np.testing.assert_array_equal(multiplied(x, y, v), expected)

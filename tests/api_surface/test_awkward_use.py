@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -199,3 +200,75 @@ def test_slices_that_begin_before_the_first_element_are_clipped_as_in_numpy() ->
             assert_array_equal(found, wanted)
             assert_array_equal(slow, wanted)
         assert str(ends.lower(x).report())
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_op_may_have_letters_of_any_alphabet_in_its_name() -> None:
+    @po.op
+    def größe(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = x[i] * 2
+        return y
+
+    assert_array_equal(größe(np.ones(3)), [2, 2, 2])
+
+
+def test_a_parameter_may_be_called_target() -> None:
+    @po.op
+    def loss(pred: f64[N], target: f64[N]):
+        return po.sum((pred[i] - target[i]) ** 2, i)
+
+    x: Any = np.arange(4.0)
+    for lowering in (loss.lower(pred=x, target=x), loss.lower(N=4), loss.lower(N=4, target="cpu")):
+        assert "target" in str(lowering.program)
+    assert loss(pred=x, target=x + 1) == 4
+
+
+def test_an_op_for_another_target_has_the_annotations_that_it_was_defined_with() -> None:
+    extent = 3
+
+    @po.op
+    def double(x: f64[extent]):
+        return 2 * x
+
+    assert_array_equal(double(np.ones(3)), [2, 2, 2])
+    extent = 4
+    assert_array_equal(double.on("cpu")(np.ones(extent - 1)), [2, 2, 2])
+
+
+# --- out= that cannot be written --------------------------------------------------------------------------------------
+
+
+class Foreign:
+    """As an array of a library that hands out copies alone."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __dlpack__(self, **_: object) -> object:
+        raise BufferError("no")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray[Any, Any]:
+        return self.array.copy()
+
+
+def test_a_result_is_not_written_into_a_copy() -> None:
+    @po.op
+    def op(x: f64[N]):
+        return x * 2.0
+
+    out = Foreign(np.zeros(3))
+    with pytest.raises(po.ArgumentError, match="written"):
+        op(np.arange(3.0), out=out)
+    assert_array_equal(op(Foreign(np.arange(3.0))), [0, 2, 4])
+
+
+@pytest.mark.parametrize("out", [np.float64(0), 3.0, Foreign(np.zeros((3, 2)))], ids=["scalar", "number", "copies"])
+def test_einsum_writes_to_what_can_be_written_alone(out: Any) -> None:
+    with pytest.raises(po.PolyoptError, match="out"):
+        po.einsum("ij->ji" if isinstance(out, Foreign) else "ij->", np.ones((2, 3)), out=out)

@@ -426,3 +426,15 @@ def test_quotients_by_what_is_no_finite_number(number: float) -> None:
         divisor = np.float32(number)
         assert_array_equal(op(x)[0], x // divisor)
         assert_array_equal(op(x)[1], x % divisor)
+
+
+@pytest.mark.parametrize(("kind", "number"), [("uint64", -1), ("int8", 2**63), ("uint8", 300), ("uint64", 3)])
+def test_run_time_integers_beyond_a_dtype_compare_as_numbers(kind: str, number: int) -> None:
+    @po.op
+    def op(x, a):
+        y = po.tensor("y")
+        y[i] = x[i] < a
+        return y
+
+    x = np.array([0, 5], kind)
+    assert_array_equal(op(x, number), x < number)

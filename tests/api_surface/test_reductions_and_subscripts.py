@@ -328,3 +328,42 @@ def test_boundaries_hold_for_data_subscripts_too() -> None:
     assert_array_equal(a, np.where(inside, V[np.clip(ids, 0, 8)], 0))
     assert_array_equal(b, V[np.clip(ids, 0, 8)])
     assert_array_equal(c, V[ids % 9])
+
+
+def test_a_start_that_data_would_repeat_is_refused() -> None:
+    @po.op
+    def with_start(x: f32[M]):
+        s = po.tensor("s")
+        s[()] = po.reduce(lambda a, b: a + b, x[k], k, init=5, where=x[k] > 0)
+        return s
+
+    @po.op
+    def neutral(x: f32[M]):
+        s = po.tensor("s")
+        s[()] = po.reduce(lambda a, b: a + b, x[k], k, init=0, where=x[k] > 0)
+        return s
+
+    x = np.array([1, -2, 3, -4], np.float32)
+    with pytest.raises(po.DefinitionError, match="neutral element"):
+        with_start(x)
+    assert neutral(x) == 4
+
+
+def test_a_subscript_may_be_computed_from_indices_by_a_cast() -> None:
+    @po.op
+    def votes(x: f64[M]):
+        found = po.tensor("found", shape=(8,))
+        found[po.cast(po.floor(po.sqrt(po.cast(i, f64))), i64)] += x[i]
+        return found
+
+    @po.op
+    def taken(x: f64[M]):
+        y = po.tensor("y")
+        own = po.index("own", extent=M)
+        y[own] = x[po.cast(po.floor(po.sqrt(po.cast(own, f64))), i64)]
+        return y
+
+    x = np.arange(10.0)
+    bins = np.floor(np.sqrt(x)).astype(int)
+    assert_array_equal(votes(x), np.bincount(bins, x, 8))
+    assert_array_equal(taken(x), x[bins])

@@ -353,3 +353,13 @@ def test_functions_of_numbers_give_what_numpy_gives():
     assert_array_equal(value_of(lambda x: x + po.rsqrt(0.0), x), [np.inf] * 2)
     assert value_of(lambda n: n + po.floor(3), np.ones(2, np.int32)).dtype == np.int32
     assert_array_equal(value_of(lambda x: x * po.maximum(2**70, 1), np.ones(2)), [2.0**70] * 2)
+
+
+def test_shapes_that_do_not_join_are_named_with_their_line() -> None:
+    @po.op
+    def joined(x, y):
+        return po.concatenate([x, y])
+
+    with pytest.raises(po.ShapeError) as caught:
+        joined(np.ones((4, 5)), np.ones((4, 3)))
+    assert caught.value.where is not None and "(4, 5)" in str(caught.value)

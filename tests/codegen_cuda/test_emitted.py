@@ -146,3 +146,12 @@ def test_nvrtc_takes_every_helper_of_printed_kernels() -> None:
     text = f'#include "po_device.h"\n{helpers(" ".join((*names, *c_helpers._FIXED)))}\n'
     assert all(name in text for name in names) and "copysign" in text
     assert compilers.compile_text(text, "sm_80", "ptx").code
+
+
+def test_ptx_ends_with_its_text() -> None:
+    @po.op
+    def op(x: f64[M]):
+        return x + 1
+
+    pytest.importorskip("nvidia")
+    assert not op.lower(M=3, target="sm_80").source("ptx").endswith("\0")

@@ -304,3 +304,18 @@ def test_a_factor_that_two_sums_repeat_is_computed_where_each_has_points() -> No
     assert not one_guard.lower(x, w).fallback
     expected = np.exp(x)[:, :3] @ w[:3] - np.exp(x) @ (w + 1)
     np.testing.assert_allclose(one_guard(x, w), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_constant_stays_in_a_running_sum() -> None:
+    rows = columns = 192
+
+    @po.op
+    def op(q: f32[rows, 8], keys: f32[columns, 8], v: f32[columns]):
+        s, largest, y = po.tensors("s largest y")
+        s[i, j] += q[i, k] * keys[j, k]
+        largest[i] = po.max(s[i, j], j)
+        y[i] = po.sum(po.exp(s[i, j] - largest[i]) * v[j] * 0.001, j)
+        return y
+
+    q, keys, v = np.zeros((rows, 8), "f4"), np.zeros((columns, 8), "f4"), np.full(columns, 1e37, "f4")
+    np.testing.assert_allclose(op(q, keys, v), np.full(rows, 1.92e36), rtol=1e-5)

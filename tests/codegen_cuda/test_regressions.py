@@ -1,4 +1,4 @@
-"""Kernels that readers of the code, and random programs, found wrong, refused or slow: on the emulator, to the bit."""
+"""Kernels that were wrong, refused or slow once: on the emulator, to the bit."""
 
 from __future__ import annotations
 
