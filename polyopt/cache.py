@@ -14,6 +14,7 @@ import importlib.util
 import json
 import logging
 import os
+import platform
 import stat
 import struct
 import time
@@ -99,8 +100,10 @@ def _installed(package: str) -> str:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return "none"
-    folders = Path(spec.origin).parent.parent.glob(f"{package}-*.dist-info")
-    return ",".join(sorted(folder.name for folder in folders)) or f"{Path(spec.origin).stat().st_mtime_ns}"
+    with os.scandir(Path(spec.origin).parent.parent) as items:
+        names = [item.name for item in items if item.name.startswith(f"{package}-")]
+    found = sorted(name for name in names if name.endswith(".dist-info"))
+    return ",".join(found) or f"{Path(spec.origin).stat().st_mtime_ns}"
 
 
 def _fingerprint(folder: Path) -> str:
@@ -237,13 +240,33 @@ def _find_folder() -> tuple[Path | None, str]:
 
 def _default_folder() -> Path | None:
     """The platform's user cache folder; None without a home, or where that is the system's temporary folder."""
-    import tempfile  # these two are for this question alone, and slow to import
+    folder = _user_folder()
+    is_temporary = folder.is_relative_to(_temporary_folder())
+    return folder if folder.is_absolute() and not is_temporary else None
 
+
+def _user_folder() -> Path:
+    """Where the platform keeps what can be made again."""
+    if platform.system() == "Linux":  # as platformdirs finds it, whose import takes a fifth of a start from the cache
+        given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        return (given if given.is_absolute() else _home() / ".cache") / "polyopt"
     import platformdirs
 
-    folder = Path(platformdirs.user_cache_dir("polyopt", appauthor=False))
-    is_temporary = folder.is_relative_to(tempfile.gettempdir())
-    return folder if folder.is_absolute() and not is_temporary else None
+    return Path(platformdirs.user_cache_dir("polyopt", appauthor=False))
+
+
+def _home() -> Path:
+    """The user's home folder; a relative path where there is none."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path()
+
+
+def _temporary_folder() -> Path:
+    """The system's temporary folder as `tempfile` finds it, which is as slow to import and writes a file there."""
+    given = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    return next((Path(folder).absolute() for folder in given if folder and Path(folder).is_dir()), Path("/tmp"))
 
 
 def _distrust(status: os.stat_result, kind: str) -> str:

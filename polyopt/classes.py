@@ -2,7 +2,8 @@
 
 The standard library writes and compiles the source of six methods for each class; opening the compiler, with some two
 hundred of them, spent half its time there. Here `__eq__`, `__hash__`, `__repr__` and the comparisons are functions that
-read a class's fields, and `__init__` is made with the first instance, from code that all classes of one form share.
+read a class's fields, and `__init__` does too until many instances are made; then it is compiled, from code that all
+classes of one form share.
 Fields stay those of the standard library, so `dataclasses.replace`, `fields`, `asdict` and `is_dataclass` work as ever,
 and to a type checker a class is an ordinary one. Keyword-only fields and `InitVar` are left out: nothing uses them.
 docs/decisions/0022-light-dataclasses.md
@@ -14,12 +15,16 @@ import dataclasses
 import operator
 from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError
-from functools import cache
+from functools import cache, partial
 from reprlib import recursive_repr
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 _ORDINARY = vars(dataclasses)["_FIELD"]  # how the standard library marks a field that is no ClassVar and no InitVar
+
+UNCOMPILED = 16
+"""Instances of a class that are made field by field: some 20 cost what compiling an `__init__` does. Of the 150 classes
+that a compile makes instances of, a third have more."""
 
 _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__")
 
@@ -50,7 +55,7 @@ def _made(cls: type, frozen: bool, slots: bool, eq: bool, order: bool, weakref_s
     own = _own_fields(cls)
     fields = inherited | own
     owner: list[Any] = []
-    members: dict[str, Any] = {"__dataclass_fields__": fields, "__init__": _first_init(owner)}
+    members: dict[str, Any] = {"__dataclass_fields__": fields, "__init__": _first_init(owner, fields, frozen)}
     members["__match_args__"] = tuple(name for name, field in fields.items() if field.init)
     compared = tuple(name for name, field in fields.items() if field.compare)
     members["__repr__"] = _repr_of(tuple(name for name, field in fields.items() if field.repr))
@@ -113,16 +118,47 @@ def _with_slots(cls: type, own: dict[str, Field[Any]], inherited: dict[str, Fiel
 # --- methods ------------------------------------------------------------------------------------------------------
 
 
-def _first_init(owner: list[Any]) -> Callable[..., None]:
-    """An `__init__` that replaces itself by one made for the fields of the class, the only entry of `owner`."""
+def _first_init(owner: list[Any], fields: dict[str, Field[Any]], frozen: bool) -> Callable[..., None]:
+    """An `__init__` that goes through the fields of a class, the only entry of `owner`. After some instances, or where
+    arguments do not fit, it replaces itself by one compiled for them, which is quicker and says what does not fit."""
+    parameters = [name for name, field in fields.items() if field.init]
+    assign = object.__setattr__ if frozen else setattr
+    instances = 0
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal instances
+        instances += 1
         (cls,) = owner
+        if instances <= UNCOMPILED and len(args) <= len(parameters):
+            given = dict(zip(parameters, args), **kwargs) if kwargs else dict(zip(parameters, args))
+            if len(given) == len(args) + len(kwargs) and _is_filled(partial(assign, self), fields, given):
+                if hasattr(cls, "__post_init__"):
+                    self.__post_init__()
+                return
         init = _init_of(cls)
         cls.__init__ = init
         init(self, *args, **kwargs)
 
     return __init__
+
+
+def _is_filled(assign: Callable[[str, Any], None], fields: dict[str, Field[Any]], given: dict[str, Any]) -> bool:
+    """Gives fields their values, and says whether the given ones are as they should be."""
+    used = 0
+    for name, field in fields.items():
+        if field.init and name in given:
+            value = given[name]
+            used += 1
+        elif field.default_factory is not MISSING:
+            value = field.default_factory()
+        elif field.default is not MISSING:
+            value = field.default
+        elif field.init:
+            return False
+        else:
+            continue
+        assign(name, value)
+    return used == len(given)
 
 
 def _init_of(cls: Any) -> Callable[..., None]:

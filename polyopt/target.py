@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -17,6 +18,9 @@ from polyopt.forks import COMPILING
 
 _CPU0 = Path("/sys/devices/system/cpu/cpu0/cache")
 _CPU_INFO = Path("/proc/cpuinfo")
+
+_PART_BYTES = 1 << 14
+"""More than the system says of one processor; it takes its time to say it of hundreds."""
 
 STATIC_SHARED_BYTES = 48 << 10
 """Shared memory that a block of a GPU has without asking for more."""
@@ -294,7 +298,7 @@ def host_facts() -> tuple[str, ...]:
 def _identity_lines() -> list[str]:
     """What the system says about the first processor, without what changes from moment to moment."""
     try:
-        first = _CPU_INFO.read_text(encoding="ascii", errors="replace").partition("\n\n")[0]
+        first = _start_of(_CPU_INFO).partition("\n\n")[0]
     except OSError:
         return []
     return [
@@ -350,7 +354,7 @@ def _is_usable(feature: str, system_flags: frozenset[str]) -> bool:
 
 def _system_flags() -> frozenset[str]:
     try:
-        lines = _CPU_INFO.read_text(encoding="ascii", errors="replace").splitlines()
+        lines = _start_of(_CPU_INFO).splitlines()
     except OSError:
         return frozenset()
     for line in lines:
@@ -362,10 +366,16 @@ def _system_flags() -> frozenset[str]:
 def _cache_sizes() -> dict[str, int]:
     """What /sys tells about the data caches of core 0; empty where it tells nothing."""
     found: dict[str, int] = {}
-    for index in sorted(_CPU0.glob("index*")):
+    try:
+        with os.scandir(_CPU0) as items:
+            indices = sorted(item.name for item in items if item.name.startswith("index"))
+    except OSError:
+        return found
+    for index in indices:
         try:
             level, kind, size, line = (
-                (index / name).read_text().strip() for name in ("level", "type", "size", "coherency_line_size")
+                _start_of(f"{_CPU0}/{index}/{name}").strip()
+                for name in ("level", "type", "size", "coherency_line_size")
             )
             if kind != "Instruction" and f"l{level}_bytes" in _DEFAULT_CACHES:
                 found[f"l{level}_bytes"] = _as_bytes(size)
@@ -373,6 +383,15 @@ def _cache_sizes() -> dict[str, int]:
         except (OSError, ValueError):
             continue
     return found
+
+
+def _start_of(path: str | Path) -> str:
+    """What a small file says, or the first of many equal parts of one. Raises `OSError`."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, _PART_BYTES).decode("ascii", errors="replace")
+    finally:
+        os.close(file)
 
 
 def _as_bytes(text: str) -> int:

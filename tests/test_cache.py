@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import pytest
 
 from polyopt import cache
@@ -186,9 +187,33 @@ def test_without_a_home_there_is_no_disk_cache(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_default_is_never_below_the_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "in" / "it"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert cache._default_folder() is None
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    inside = tmp_path.is_relative_to(tempfile.gettempdir())
+    assert (cache._default_folder() is None) == inside
+
+
+def test_a_home_that_is_no_folder_means_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """platformdirs raises where a container's user has no home."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "none")
+    assert cache._default_folder() is None
+
+
+@pytest.mark.parametrize("given", [None, "", "relative", "/somewhere/else", "/with a space/"])
+def test_the_default_is_where_the_platform_has_it(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    """polyopt does not ask the two modules that know it, which are slow to import."""
+    if given is None:
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+    monkeypatch.setenv("TMPDIR", "/")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert cache._user_folder() == Path(platformdirs.user_cache_dir("polyopt", appauthor=False))
+    assert cache._temporary_folder() == Path(tempfile.gettempdir())
 
 
 def test_the_oldest_entries_go_first(folder: Path) -> None:

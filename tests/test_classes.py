@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import pytest
 
+from polyopt import classes
 from polyopt.classes import light
 
 T = TypeVar("T")
@@ -65,8 +66,13 @@ def outcome(act: Callable[[], Any]) -> Any:
         return type(error), str(error).replace("__main__.", "")
 
 
+@pytest.mark.parametrize("uncompiled", [0, 2, 1000])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind) or "plain")
-def test_it_means_what_the_standard_library_means(kind: dict[str, bool]) -> None:
+def test_it_means_what_the_standard_library_means(
+    kind: dict[str, bool], uncompiled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classes, "UNCOMPILED", uncompiled)
+
     def seen(decorate: Callable[..., Any]) -> Iterator[Any]:
         base, derived, empty = family(decorate, kind)
         one, same, other = base("a", 4), base("a", size=4, notes=("n",)), base("b")
