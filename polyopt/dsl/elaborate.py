@@ -13,7 +13,7 @@ from typing import Literal
 from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl import ir
-from polyopt.dsl.affine import Affine
+from polyopt.dsl.affine import Affine, Condition
 from polyopt.dsl.constants import constant
 from polyopt.dsl.expr import AffineSize, Element, Expr, Index, Size, free_indices, source_text, walk
 from polyopt.dsl.lower_reductions import accumulated, as_axis, lower_reduction, unguarded
@@ -31,11 +31,11 @@ def elaborate(state: State, parameters: Sequence[Handle], results: Sequence[Hand
     Raises `DefinitionError` and `DTypeError` with the user's line.
     """
     kept = _reachable(state, results)
-    types = infer_dtypes(kept)
     needed = frozenset(kept)
     definitions = [definition for definition in state.definitions if definition.tensor in needed]
-    reserved = _size_names(definitions, parameters)
-    equations = _name_equations(_equations(definitions, types, reserved))
+    reader = _Reader(_size_names(definitions, parameters))
+    types = reader.infer_dtypes(kept)
+    equations = _name_equations(reader.equations(definitions))
     _check_inlined_dtypes(state, needed, types)
     outputs = frozenset(results)
     locals_ = [tensor for tensor in state.tensors if tensor in needed and tensor.role == "local"]
@@ -177,59 +177,145 @@ def _require_definition(tensor: Handle, span: Span | None) -> None:
         )
 
 
-# --- dtypes ----------------------------------------------------------------------------------------------------------
+# --- dtypes and equations --------------------------------------------------------------------------------------------
 
 
-def infer_dtypes(tensors: Sequence[Handle]) -> Mapping[Handle, DType]:
-    """The dtype of each tensor, component by component of the dependence graph; `tensors` is closed under reads."""
-    types: dict[Handle, Type] = {t: t.dtype_given for t in tensors if t.dtype_given is not None}
-    for component in _components(tensors):
-        _infer_component([t for t in component if t.dtype_given is None], types)
-    return {tensor: concrete(type_) for tensor, type_ in types.items()}
+@dataclass(frozen=True, slots=True, eq=False)
+class _Read:
+    """A definition with its indices bound, ready to be built, or built as far as its dtype asked for.
+
+    left, others: the indices of its left side; those that an accumulation reduces
+    value, guard: its right side without `po.when`, and the condition of that
+    """
+
+    build: Builder
+    scope: Scope
+    left: tuple[Index, ...]
+    others: tuple[Index, ...]
+    value: Expr
+    guard: Condition
 
 
-def _infer_component(component: Sequence[Handle], types: dict[Handle, Type]) -> None:
-    """Repeats until nothing changes; Python scalars become i64 or f64 when nothing else decided."""
-    while component:
-        before = [types.get(tensor, UNKNOWN) for tensor in component]
-        provisional = not all(isinstance(type_, DType) for type_ in before)
-        for tensor in component:
-            found = [types.get(tensor, UNKNOWN)] + [_definition_type(d, types, provisional) for d in tensor.definitions]
-            types[tensor] = join(found)
-        if [types[tensor] for tensor in component] != before:
-            continue
-        weak = [tensor for tensor in component if not isinstance(types[tensor], DType)]
-        if not weak:
-            return
-        for tensor in weak:
-            types[tensor] = concrete(types[tensor])
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """Gives tensors their dtypes, and then definitions their equations.
+
+    reserved: names that axes do not get; types: as far as they are known
+    built:    what was built when all types that it reads were known
+    """
+
+    reserved: frozenset[str] = frozenset()
+    types: dict[Handle, Type] = field(default_factory=dict)
+    built: dict[Definition, _Read] = field(default_factory=dict)
+
+    def read(self, definition: Definition, *, provisional: bool = False) -> _Read:
+        known = self.built.get(definition)
+        if known is not None:
+            return known
+        build = Builder(
+            lambda tensor: self.types.get(tensor, UNKNOWN), lower_reduction, provisional, Names(self.reserved)
+        )
+        scope, left, others = _bind(build, definition)
+        found = _Read(build, scope, left, others, *unguarded(definition.value, scope))
+        if not provisional:
+            self.built[definition] = found
+        return found
+
+    # --- dtypes ---------------------------------------------------------------------------------------------------
+
+    def infer_dtypes(self, tensors: Sequence[Handle]) -> Mapping[Handle, DType]:
+        """The dtype of each tensor, component by component of the dependence graph; `tensors` is closed under reads."""
+        self.types.update({t: t.dtype_given for t in tensors if t.dtype_given is not None})
+        edges = {t: tuple(dict.fromkeys(r.tensor for d in t.definitions for r in reads_of(d))) for t in tensors}
+        for component in _components(edges):
+            unknown = [t for t in component if t.dtype_given is None]
+            tensor = unknown[0] if len(unknown) == 1 else None
+            if tensor is not None and not any(read is tensor for read in edges[tensor]):
+                self.types[tensor] = concrete(join([self._type(d, provisional=False) for d in tensor.definitions]))
+            else:
+                self._infer_cycle(unknown)
+        return {tensor: concrete(type_) for tensor, type_ in self.types.items()}
+
+    def _infer_cycle(self, component: Sequence[Handle]) -> None:
+        """Repeats until nothing changes; Python scalars become i64 or f64 when nothing else decided."""
+        types = self.types
+        while component:
+            before = [types.get(tensor, UNKNOWN) for tensor in component]
+            provisional = not all(isinstance(type_, DType) for type_ in before)
+            for tensor in component:
+                found = [self._type(definition, provisional=provisional) for definition in tensor.definitions]
+                types[tensor] = join([types.get(tensor, UNKNOWN), *found])
+            if [types[tensor] for tensor in component] != before:
+                for definition in (d for tensor in component for d in tensor.definitions):
+                    self.built.pop(definition, None)
+                continue
+            weak = [tensor for tensor in component if not isinstance(types[tensor], DType)]
+            if not weak:
+                return
+            for tensor in weak:
+                types[tensor] = concrete(types[tensor])
+
+    def _type(self, definition: Definition, *, provisional: bool) -> Type:
+        one = self.read(definition, provisional=provisional)
+        natural = one.build.build(one.value, one.scope).type
+        if definition.kind == "define":
+            return natural
+        if natural == WEAK_BOOL:
+            return WEAK_INT
+        if isinstance(natural, WeakType | Unknown):
+            return natural
+        return natural if natural.is_float else accumulator(natural)
+
+    # --- equations ------------------------------------------------------------------------------------------------
+
+    def equations(self, definitions: Sequence[Definition]) -> list[ir.Equation]:
+        """One equation for each definition; what is added up onto one tensor is added up in one dtype."""
+        equations = [self.equation(definition) for definition in definitions]
+        accumulators: dict[Handle, DType] = {}
+        for definition, equation in zip(definitions, equations, strict=True):
+            if equation.reducer is not None:
+                dtype = equation.reducer.dtype
+                accumulators[definition.tensor] = _wider(dtype, accumulators.get(definition.tensor, dtype))
+        return [
+            equation
+            if equation.reducer is None or equation.reducer.dtype == accumulators[definition.tensor]
+            else self.equation(definition, accumulators[definition.tensor])
+            for definition, equation in zip(definitions, equations, strict=True)
+        ]
+
+    def equation(self, definition: Definition, shared: DType | None = None) -> ir.Equation:
+        """shared: the accumulator, where other definitions of the tensor ask for one"""
+        tensor = definition.tensor
+        dtype = concrete(self.types[tensor])
+        one = self.read(definition)
+        build, scope = one.build, one.scope
+        reducer = None
+        if definition.kind == "define":
+            node = build.convert(build.build(one.value, scope), dtype, definition.span)
+        else:
+            node = _added(build, one.value, scope, dtype, shared)
+            neutral = constant(int(definition.kind == "prod"), node.dtype, definition.span)
+            reducer = ir.Reducer(definition.kind, node.dtype, neutral, is_contraction=definition.is_contraction)
+        _check_count(node, definition)
+        tensor.state.conditions += build.conditions
+        return ir.Equation(
+            name=tensor.name,
+            tensor=tensor.name,
+            axes=_axes(definition, one.left, scope),
+            subscripts=tuple(build.subscript(s, scope, tensor) for s in definition.subscripts),
+            value=node,
+            guard=one.guard,
+            reducer=reducer,
+            reduce_axes=_axes(definition, one.others, scope),
+            span=definition.span,
+            is_whole=definition.is_whole,
+        )
 
 
-def _definition_type(definition: Definition, types: Mapping[Handle, Type], provisional: bool) -> Type:
-    build = _builder(types, provisional=provisional)
-    scope, _, _ = _bind(build, definition)
-    value, _ = unguarded(definition.value, scope)
-    if definition.kind == "define":
-        return build.build(value, scope).type
-    natural = build.build(value, scope).type
-    if natural == WEAK_BOOL:
-        return WEAK_INT
-    if isinstance(natural, WeakType | Unknown):
-        return natural
-    return natural if natural.is_float else accumulator(natural)
-
-
-def _builder(
-    types: Mapping[Handle, Type], *, provisional: bool = False, reserved: frozenset[str] = frozenset()
-) -> Builder:
-    return Builder(lambda tensor: types.get(tensor, UNKNOWN), lower_reduction, provisional, Names(reserved))
-
-
-def _components(tensors: Sequence[Handle]) -> tuple[tuple[Handle, ...], ...]:
-    """Strongly connected components, producers first. Source: Tarjan 1972, with an explicit stack."""
-    edges = {t: tuple(dict.fromkeys(r.tensor for d in t.definitions for r in reads_of(d))) for t in tensors}
+def _components(edges: Mapping[Handle, tuple[Handle, ...]]) -> tuple[tuple[Handle, ...], ...]:
+    """Strongly connected components of who reads what, producers first. Source: Tarjan 1972, with an explicit stack."""
     search = _Components(edges)
-    for tensor in tensors:
+    for tensor in edges:
         if tensor not in search.number:
             search.visit(tensor)
     return tuple(search.found)
@@ -271,7 +357,7 @@ class _Components:
             self.low[parent] = min(self.low[parent], self.low[tensor])
 
 
-# --- equations -------------------------------------------------------------------------------------------------------
+# --- parts of equations -----------------------------------------------------------------------------------------------
 
 
 def _bind(build: Builder, definition: Definition) -> tuple[Scope, tuple[Index, ...], tuple[Index, ...]]:
@@ -309,56 +395,6 @@ def _check_plain(definition: Definition, data: Sequence[Expr], others: Sequence[
             fix=f"put '{index}' on the left side, sum over it with += or po.sum(..., {index}).",
             facts={"tensor": name, "index": index},
         )
-
-
-def _equations(
-    definitions: Sequence[Definition], types: Mapping[Handle, DType], reserved: frozenset[str]
-) -> list[ir.Equation]:
-    """One equation for each definition; what is added up onto one tensor is added up in one dtype."""
-    equations = [_equation(definition, types, reserved) for definition in definitions]
-    accumulators: dict[Handle, DType] = {}
-    for definition, equation in zip(definitions, equations, strict=True):
-        if equation.reducer is not None:
-            dtype = equation.reducer.dtype
-            accumulators[definition.tensor] = _wider(dtype, accumulators.get(definition.tensor, dtype))
-    return [
-        equation
-        if equation.reducer is None or equation.reducer.dtype == accumulators[definition.tensor]
-        else _equation(definition, types, reserved, accumulators[definition.tensor])
-        for definition, equation in zip(definitions, equations, strict=True)
-    ]
-
-
-def _equation(
-    definition: Definition, types: Mapping[Handle, DType], reserved: frozenset[str], shared: DType | None = None
-) -> ir.Equation:
-    """shared: the accumulator, where other definitions of the tensor ask for one"""
-    tensor = definition.tensor
-    build = _builder(types, reserved=reserved)
-    scope, left, others = _bind(build, definition)
-    value, guard = unguarded(definition.value, scope)
-    reducer = None
-    if definition.kind == "define":
-        typed = build.build(value, scope)
-        node = build.convert(typed, types[tensor], definition.span)
-    else:
-        node = _added(build, value, scope, types[tensor], shared)
-        neutral = constant(int(definition.kind == "prod"), node.dtype, definition.span)
-        reducer = ir.Reducer(definition.kind, node.dtype, neutral, is_contraction=definition.is_contraction)
-    _check_count(node, definition)
-    tensor.state.conditions += build.conditions
-    return ir.Equation(
-        name=tensor.name,
-        tensor=tensor.name,
-        axes=_axes(definition, left, scope),
-        subscripts=tuple(build.subscript(s, scope, tensor) for s in definition.subscripts),
-        value=node,
-        guard=guard,
-        reducer=reducer,
-        reduce_axes=_axes(definition, others, scope),
-        span=definition.span,
-        is_whole=definition.is_whole,
-    )
 
 
 def _axes(definition: Definition, indices: Sequence[Index], scope: Scope) -> tuple[ir.Axis, ...]:
@@ -468,4 +504,4 @@ def _check_inlined_dtypes(state: State, kept: frozenset[Handle], types: Mapping[
 
 def dtype_now(tensor: Handle) -> DType:
     """The dtype that the definitions written so far give."""
-    return tensor.dtype_given or infer_dtypes(_reachable(tensor.state, [tensor]))[tensor]
+    return tensor.dtype_given or _Reader().infer_dtypes(_reachable(tensor.state, [tensor]))[tensor]
