@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import assert_never
+from typing import Any, assert_never
 
 from polyopt.classes import dataclass
 from polyopt.codegen_c import conversions, memory, ops, quotients, transposes
@@ -92,12 +92,12 @@ class Context:
     copy: int = 0
     tail: Value | None = None
 
-    def bind(self, name: str, form: Linear, nominal: Linear | None = None) -> Context:
-        """The context with a loop variable set."""
+    def bind(self, name: str, form: Linear, nominal: Linear | None = None, **changes: Any) -> Context:
+        """The context with a loop variable set, and other fields as they are given."""
         unclamped = None
         if nominal is not None or self.nominal is not None:
             unclamped = {**(self.nominal or self.env), name: nominal or form}
-        return replace(self, env={**self.env, name: form}, nominal=unclamped)
+        return replace(self, env={**self.env, name: form}, nominal=unclamped, **changes)
 
     def where(self, *decided_by: Expr) -> Context:
         """The context behind conditions or bounds: what they mention has iterations that may not come here."""

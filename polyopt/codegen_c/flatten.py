@@ -102,15 +102,15 @@ def unrolled_contexts(
         position = trip.lower + Linear(number * trip.step)
         if not flat.partial and trip.step == 1:
             written = {**context.written, loop.var: (number, flat.count)}
-            yield replace(context, written=written).bind(loop.var, position, position), None
+            yield context.bind(loop.var, position, position, written=written), None
             continue
         if not flat.partial or number == 0:
             yield context.bind(loop.var, position, position), None
             continue
         happens = x.compare_to_zero("slt", position - trip.upper, 1)
         last = x.bounded(intrinsic(x.f, "smin", scalar_of(x.f, position), _last(x, trip)))
-        inner = replace(context, happens={**context.happens, loop.var: happens})
-        yield inner.bind(loop.var, linear(last), position), happens
+        known = {**context.happens, loop.var: happens}
+        yield context.bind(loop.var, linear(last), position, happens=known), happens
 
 
 def _last(x: Expressions, trip: Trip) -> Value:
@@ -136,8 +136,8 @@ def vector_contexts(
         elif flat.count - first < lanes:
             mask = lane_mask(lanes, flat.count - first)
         tail = mask if context.mask is None and flat.count <= MOST_TAIL * lanes else None
-        wide = replace(context, lanes=lanes, mask=both(x.f, context.mask, mask), tail=tail)
-        yield wide.bind(loop.var, replace(position, lane_factor=trip.step), replace(position, lane_factor=trip.step))
+        form = replace(position, lane_factor=trip.step)
+        yield context.bind(loop.var, form, form, lanes=lanes, mask=both(x.f, context.mask, mask), tail=tail)
 
 
 def lanes_below(x: Expressions, trip: Trip, position: Linear, lanes: int) -> Value:

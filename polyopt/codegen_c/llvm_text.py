@@ -60,6 +60,9 @@ class Value:
     def type(self) -> str:
         return vector_type(self.scalar, self.lanes)
 
+    def __hash__(self) -> int:
+        return hash(self.text)  # few values share one; index forms look values up all the time
+
     def __str__(self) -> str:
         return f"{self.type} {self.text}"
 

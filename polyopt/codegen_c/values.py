@@ -243,14 +243,14 @@ class Linear:
     lane_factor: int = 0
 
     def __add__(self, other: Linear) -> Linear:
-        terms = self.terms or other.terms
-        if self.terms and other.terms:
-            factors = dict(self.terms)
-            for value, factor in other.terms:
-                factors[value] = factors.get(value, 0) + factor
-            kept = [(value, factor) for value, factor in factors.items() if factor]
-            terms = tuple(sorted(kept, key=lambda term: (term[0].level, term[0].text)))
-        return Linear(wrapped(self.constant + other.constant, 64), terms, self.lane_factor + other.lane_factor)
+        constant, lane_factor = wrapped(self.constant + other.constant, 64), self.lane_factor + other.lane_factor
+        if not (self.terms and other.terms):
+            return Linear(constant, self.terms or other.terms, lane_factor)
+        factors = dict(self.terms)
+        for value, factor in other.terms:
+            factors[value] = factors.get(value, 0) + factor
+        kept = [(value, factor) for value, factor in factors.items() if factor]
+        return Linear(constant, tuple(sorted(kept, key=_by_depth)), lane_factor)
 
     def __mul__(self, factor: int) -> Linear:
         if factor == 1:
@@ -261,6 +261,9 @@ class Linear:
         return Linear(wrapped(self.constant * factor, 64), terms, self.lane_factor * factor)
 
     def __sub__(self, other: Linear) -> Linear:
+        if not other.terms:
+            constant = wrapped(self.constant - other.constant, 64)
+            return Linear(constant, self.terms, self.lane_factor - other.lane_factor)
         return self + other * -1
 
     @property
@@ -278,6 +281,10 @@ class Linear:
     @property
     def first_lane(self) -> Linear:
         return Linear(self.constant, self.terms)
+
+
+def _by_depth(term: tuple[Value, int]) -> tuple[int, str]:
+    return term[0].level, term[0].text
 
 
 def linear(value: Value) -> Linear:
