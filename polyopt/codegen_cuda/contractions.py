@@ -8,6 +8,7 @@ copies run ahead in a ring where the machine copies asynchronously and shared me
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Literal
 
@@ -115,7 +116,7 @@ class Tiles:
         terms = prod(self.extents.axis(name, axis) for axis in roles_of(self.scop.statement(name)).reduced)
         if power_above(min(extents)) < (LEAST_SIDE if terms >= LONG_SUM else TILES[-1]):
             return None
-        grouped = self._of_four_warps(name, axes, order, rows)
+        grouped, alone = self._of_four_warps(name, axes, order, rows)
         found = TILES[-1], TILES[-1]
         for points in TILES[1:] if item > 4 or self.scop.sizes else TILES:
             found = _within(points, extents[0]), _within(points, extents[1])
@@ -129,31 +130,38 @@ class Tiles:
         side, other = (loop.name.partition("#")[0] for loop in (rows, columns))
         reason = f"{side} by {other} in registers, operands in shared memory"
         names = tuple(loop.name for loop in order)
-        return CudaNest(
-            head.name, "tiles", names, chunks, reason=reason, contraction=grouped or self.plan(name, axes, found)
-        )
+        plan = grouped or replace(self.plan(name, axes, found), alone=alone)
+        return CudaNest(head.name, "tiles", names, chunks, reason=reason, contraction=plan)
 
-    def _of_four_warps(self, name: str, axes: tuple[str, str], order: Sequence[Loop], rows: Loop) -> Contraction | None:
-        """How a block sums up a tile by instructions of four warps; None where there are none, or its tile is too large
-        for the results, or the sum too short for what runs ahead."""
+    def _of_four_warps(
+        self, name: str, axes: tuple[str, str], order: Sequence[Loop], rows: Loop
+    ) -> tuple[Contraction | None, str]:
+        """How a block sums up a tile by instructions of four warps, or why not, where the GPU has them."""
         statement = self.scop.statement(name)
         depth = self._depth(statement)
         one, _ = _instruction(statement, self.target, axes, depth, self.products)
-        if one is None or not one.group or self.target.capability != GROUPS or self.scop.sizes:
-            return None
+        if one is None or not one.group or self.target.capability != GROUPS:
+            return None, ""
+        if self.scop.sizes:
+            return None, "sizes are open"
         piece, reduced = ATOM_BYTES // one.left.itemsize, roles_of(statement).reduced
         pieces = -(-self.extents.axis(name, depth) // piece)
         if statement.domain.is_box():  # one ring goes through all loops of the sum
             pieces *= prod(self.extents.axis(name, axis) for axis in reduced if axis != depth)
         if pieces < MOST_SLOTS:
-            return None
+            return None, f"the sum has {pieces} pieces of {piece} terms, and {MOST_SLOTS} are to be under way"
         arrays = [self.scop.array(access.read.tensor) for access in statement.reads]
         if any(array.shape[-1].constant * array.dtype.itemsize % ASYNCHRONOUS_BYTES for array in arrays):
-            return None  # threads would wait for each element
+            return (
+                None,
+                f"threads would wait for each element of rows that are no multiple of {ASYNCHRONOUS_BYTES} bytes",
+            )
         joined = self._joined(statement, axes[1], order, rows)
-        if joined is None or MOST_SLOTS * sum(GROUP_TILE) * ATOM_BYTES > self.target.shared_bytes:
-            return None
-        return Contraction(name, piece, MOST_SLOTS, one, columns=GROUP_TILE[1], joined=joined)
+        if joined is None:
+            return None, f"tiles of {GROUP_TILE[0]} x {GROUP_TILE[1]} would leave much of them, or of the GPU, idle"
+        if MOST_SLOTS * sum(GROUP_TILE) * ATOM_BYTES > self.target.shared_bytes:
+            return None, "shared memory has no room for their pieces"
+        return Contraction(name, piece, MOST_SLOTS, one, columns=GROUP_TILE[1], joined=joined), ""
 
     def _joined(self, statement: Statement, column: str, order: Sequence[Loop], rows: Loop) -> int | None:
         """How many loops outside that of the rows become one with it, so that tiles of four warps fit: the fewest; None

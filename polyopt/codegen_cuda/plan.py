@@ -19,6 +19,7 @@ class Contraction:
     slots:     pieces that shared memory has room for: copies run as many ahead, less one; 1 where none do
     instruction: of the tensor cores, which multiplies; None: threads do
     reason:    why threads do
+    alone:     why warps multiply by themselves on a GPU where four can together
     columns:   of the instruction of four warps that multiply together; 0 where warps do by themselves
     joined:    loops just outside that of the rows which are one with it
     """
@@ -28,6 +29,7 @@ class Contraction:
     slots: int
     instruction: Instruction | None = None
     reason: str = ""
+    alone: str = ""
     columns: int = 0
     joined: int = 0
 
@@ -43,6 +45,8 @@ class Contraction:
         if self.columns and self.instruction is not None:
             steps, name = self.instruction.steps, self.instruction.group.removeprefix("po_")
             multiplied = f" by {name} of {GROUP_ROWS} x {self.columns} x {steps}, four warps together"
+        if self.alone:
+            multiplied += f", warps by themselves: {self.alone}"
         if self.joined:
             multiplied += f", {self.joined + 1} loops as one of rows"
         return f"sums in pieces of {self.piece}{multiplied}{ahead}"

@@ -134,10 +134,16 @@ def test_they_are_chosen_where_their_tiles_fit() -> None:
 
     assert "by wgmma_bf16 of 64 x 256 x 16, four warps together, copies run 2 pieces ahead" in plan(4096, 4096, 4096)
     assert "wgmma" not in plan(4096, 4096, 4096, "sm_80") + plan(4096, 4096, 4096, "sm_89"), "they have none"
-    assert "wgmma" not in plan(1024, 1024, 1024), "32 tiles for 132 multiprocessors"
-    assert "wgmma" not in plan(1 << 16, 130, 1024), "nearly half of the columns would be nobody's"
-    assert "wgmma" not in plan(4096, 4096, 192), "three pieces, with room for four"
-    assert "wgmma" not in plan(4096, 4096, 4095), "no asynchronous copies of single elements"
+    assert "themselves" not in plan(4096, 4096, 4096) + plan(4096, 4096, 4096, "sm_80")
+    for sizes, why in {
+        (1024, 1024, 1024): "would leave much of them, or of the GPU, idle",  # 32 tiles for 132 multiprocessors
+        (1 << 16, 130, 1024): "would leave much of them",  # nearly half of the columns would be nobody's
+        (4096, 4096, 192): "the sum has 3 pieces of 64 terms, and 4 are to be under way",
+        (4096, 4096, 4095): "threads would wait for each element of rows",
+    }.items():
+        found = plan(*sizes)
+        assert "wgmma" not in found
+        assert "warps by themselves: " in found and why in found
     assert "wgmma" not in plan(4096, 4096, 4096, op=products(f32, f32, "mk,kn"))
     assert "wgmma" not in plan(4096, 4096, 4096, op=multiplied(bf16, bf16, numerics="strict"))
 
