@@ -24,18 +24,14 @@ from polyopt.dsl.affine import (
     TRUE,
     Affine,
     And,
-    AxisRef,
     Condition,
-    axes_of,
     axis,
-    condition_affines,
-    map_condition,
-    substitute,
 )
 from polyopt.fusion import rescale
+from polyopt.fusion.axes import apart, assumed_length, axes_in, plain_axes, renamed
 from polyopt.fusion.inside import conditions, reads_inside
 from polyopt.fusion.rescale import Rescale
-from polyopt.fusion.rewrite import at_axes, inlined
+from polyopt.fusion.rewrite import inlined
 from polyopt.names import unused
 from polyopt.poly.space import Space
 
@@ -47,9 +43,6 @@ LEAST_ROWS = 16
 
 KEPT_BYTES = 1 << 17
 """Bytes between the reductions that stay in a cache anyway."""
-
-ASSUMED = 512
-"""An extent that is not known."""
 
 
 WEIGHT = "weight"
@@ -210,7 +203,7 @@ class _Finder:
                         return False
                     continue
                 own = _alone(self.program, read.tensor)
-                if own is None or len(_plain_axes(read) or ()) != len(frame.rows) + 1:
+                if own is None or len(plain_axes(read) or ()) != len(frame.rows) + 1:
                     return False
                 equation = _leaf_equation(own, read, frame.rows, frame.point)
                 if equation is None or _parts(equation.guard) not in (frozenset(), _parts(frame.reduce.guard)):
@@ -224,7 +217,7 @@ class _Finder:
 
     def pays(self, frame: _Frame) -> bool:
         """Whether arrays with an element per row and point outgrow the cache."""
-        points = prod(map(_extent, (*frame.equation.axes, *frame.reduce.axes)))
+        points = prod(map(assumed_length, (*frame.equation.axes, *frame.reduce.axes)))
         return points * frame.reduce.dtype.itemsize > self.kept_bytes
 
     def row(self, frame: _Frame, leaves: tuple[ir.Read, ...]) -> str | None:
@@ -232,7 +225,7 @@ class _Finder:
         the leaves read at a point; None where there is none."""
         operands = [axes_in(read) for term in self.terms(frame, leaves) for read in ir.reads(term)]
         shared = [axes for axes in operands if frame.point in axes]
-        long = (a.name for a in reversed(frame.equation.axes) if _extent(a) >= LEAST_ROWS)
+        long = (a.name for a in reversed(frame.equation.axes) if assumed_length(a) >= LEAST_ROWS)
         return next((name for name in long if any(name not in axes for axes in shared)), None)
 
     def terms(self, frame: _Frame, leaves: tuple[ir.Read, ...]) -> Iterator[ir.Expr]:
@@ -299,7 +292,7 @@ class _Finder:
             return None if needs else Consumer(equation.name, equation, ())
         if equation.is_accumulation or equation.guard != TRUE or len(set(names.values())) != len(names):
             return None
-        equation = renamed(equation, apart(equation, names, frame.rows, frame.point))
+        equation = renamed(equation, apart(equation, names, _taken(frame.rows, frame.point)))
         nodes = list(self.touching(equation.value, frame, leaves))
         sums = [self.running(node, frame) for node in nodes]
         stripped = without(equation.value, nodes)
@@ -341,7 +334,7 @@ class _Finder:
         reads = {r.subscripts for r in ir.reads(node.body) if r.tensor == frame.equation.tensor}
         if len(reads) != 1:
             return None
-        axes = _plain_axes(ir.Read(frame.equation.tensor, reads.pop(), node.dtype))
+        axes = plain_axes(ir.Read(frame.equation.tensor, reads.pop(), node.dtype))
         if axes is None:
             return None
         return {**dict(zip(axes, frame.rows, strict=True)), node.axes[0].name: frame.point}
@@ -404,7 +397,7 @@ class _Finder:
         names = self.names(equation.value, frame) if isinstance(equation.value, ir.Reduce) else None
         if names is None or equation.guard != TRUE:
             return False
-        equation = renamed(equation, apart(equation, names, frame.rows, frame.point))
+        equation = renamed(equation, apart(equation, names, _taken(frame.rows, frame.point)))
         if equation.subscripts != read.subscripts or not isinstance(equation.value, ir.Reduce):
             return False
         found = self.running(equation.value, frame)
@@ -451,50 +444,8 @@ def _has_reduce(expr: ir.Expr) -> bool:
     return any(isinstance(node, ir.Reduce) for node in ir.walk(expr))
 
 
-def _plain_axes(read: ir.Read) -> tuple[str, ...] | None:
-    """The axes of a read whose subscripts are different axes alone."""
-    names = []
-    for subscript in read.subscripts:
-        if not isinstance(subscript, Affine) or subscript.constant or len(subscript.terms) != 1:
-            return None
-        atom, coefficient = subscript.terms[0]
-        if not isinstance(atom, AxisRef) or coefficient != 1:
-            return None
-        names.append(atom.name)
-    return tuple(names) if len(set(names)) == len(names) and read.boundary is None else None
-
-
-def axes_in(expr: ir.Expr) -> set[str]:
-    """Every axis that an expression mentions, those of reductions in it left out."""
-    found: set[str] = set()
-    match expr:
-        case ir.IndexValue(affine):
-            found |= axes_of(affine)
-        case ir.Read(subscripts=subscripts):
-            found |= {name for s in subscripts if isinstance(s, Affine) for name in axes_of(s)}
-        case ir.Where(condition):
-            found |= condition_axes(condition)
-        case ir.Reduce(guard=guard):
-            found |= condition_axes(guard)
-        case _:
-            pass
-    for child in ir.children(expr):
-        found |= axes_in(child)
-    return found - ({a.name for a in expr.axes} if isinstance(expr, ir.Reduce) else set())
-
-
-def condition_axes(condition: Condition) -> set[str]:
-    return {name for affine in condition_affines(condition) for name in axes_of(affine)}
-
-
 def _parts(condition: Condition) -> frozenset[Condition]:
     return frozenset(condition.parts) if isinstance(condition, And) else frozenset({condition})
-
-
-def _extent(own: ir.Axis) -> int:
-    if len(own.lower) == len(own.upper) == 1 and own.lower[0].is_constant and own.upper[0].is_constant:
-        return own.upper[0].constant - own.lower[0].constant
-    return ASSUMED
 
 
 def as_definition(program: ir.Program, equation: ir.Equation) -> ir.Equation:
@@ -519,58 +470,20 @@ def leaf_equation(program: ir.Program, cascade: Cascade, leaf: ir.Read) -> ir.Eq
 
 
 def _leaf_equation(own: ir.Equation, leaf: ir.Read, rows: tuple[str, ...], point: str) -> ir.Equation | None:
-    axes = _plain_axes(leaf)
+    axes = plain_axes(leaf)
     if axes is None:
         return None
     names = dict(zip((a.name for a in own.axes), axes, strict=True))
-    return renamed(own, apart(own, names, rows, point))
+    return renamed(own, apart(own, names, _taken(rows, point)))
 
 
 def _block(point: str, rows: Sequence[str]) -> str:
     return unused(f"{point}_block", rows)
 
 
-def apart(equation: ir.Equation, names: Mapping[str, str], rows: tuple[str, ...], point: str) -> dict[str, str]:
-    """The names, and new ones for the axes that would be taken for the maximum's."""
-    taken = {*rows, point, _block(point, rows)}
-    result = dict(names)
-    bound = {a.name for a in equation.all_axes} | {
-        a.name for n in ir.walk(equation.value) if isinstance(n, ir.Reduce) for a in n.axes
-    }
-    for name in sorted(bound - names.keys()):
-        fresh = unused(name, taken)
-        taken.add(fresh)
-        if fresh != name:
-            result[name] = fresh
-    return result
-
-
-def renamed(equation: ir.Equation, names: Mapping[str, str]) -> ir.Equation:
-    """The equation with its axes called otherwise, all at once."""
-    at = {old: axis(new) for old, new in names.items() if old != new}
-
-    def moved(affine: Affine) -> Affine:
-        return substitute(affine, lambda atom: at.get(atom.name) if isinstance(atom, AxisRef) else None)
-
-    def one(own: ir.Axis) -> ir.Axis:
-        bounds = tuple(map(moved, own.lower)), tuple(map(moved, own.upper))
-        return ir.Axis(names.get(own.name, own.name), *bounds)
-
-    def visit(expr: ir.Expr) -> ir.Expr:
-        if isinstance(expr, ir.Reduce):
-            inner = visit(expr.body)
-            return replace(expr, body=inner, axes=tuple(map(one, expr.axes)), guard=map_condition(expr.guard, moved))
-        return at_axes(ir.rebuild(expr, visit), at, deep=False)
-
-    subscripts = tuple(moved(s) if isinstance(s, Affine) else ir.DataIndex(visit(s.value)) for s in equation.subscripts)
-    return replace(
-        equation,
-        axes=tuple(map(one, equation.axes)),
-        reduce_axes=tuple(map(one, equation.reduce_axes)),
-        subscripts=subscripts,
-        value=visit(equation.value),
-        guard=map_condition(equation.guard, moved),
-    )
+def _taken(rows: Sequence[str], point: str) -> set[str]:
+    """The names that the maximum and its blocks have."""
+    return {*rows, point, _block(point, rows)}
 
 
 def without(expr: ir.Expr, nodes: list[ir.Reduce]) -> ir.Expr:

@@ -19,9 +19,9 @@ from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis, constant
+from polyopt.fusion.axes import length
 from polyopt.fusion.margins import is_whole
 from polyopt.fusion.rewrite import cost, depends_on
-from polyopt.fusion.short_sums import length
 from polyopt.names import unused
 from polyopt.poly.intervals import is_within
 from polyopt.target import Target

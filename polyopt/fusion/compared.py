@@ -12,9 +12,9 @@ from dataclasses import replace
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Condition, axes_of, axis, condition_affines, conjunction
-from polyopt.fusion.cascade import axes_in
+from polyopt.fusion.axes import at_axes, axes_in
 from polyopt.fusion.inside import reads_inside
-from polyopt.fusion.rewrite import at_axes, depends_on, nonempty
+from polyopt.fusion.rewrite import depends_on, nonempty
 from polyopt.names import unused
 
 

@@ -14,9 +14,9 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axis
 from polyopt.dtypes import bf16, f16, f32
-from polyopt.fusion.cascade import ASSUMED, axes_in
+from polyopt.fusion.axes import assumed_length, axes_in
 from polyopt.fusion.rewrite import depends_on
-from polyopt.fusion.short_sums import is_contraction, is_whole_sum, length
+from polyopt.fusion.short_sums import is_contraction, is_whole_sum
 from polyopt.names import unused
 
 LEAST_USES = 32
@@ -82,7 +82,7 @@ class _Converter:
             return value  # tensor cores take no rows that data chooses
         used = [frozenset(axes_in(read)) for read in (wide, narrow)]
         again = [a for a in (*equation.axes, *summed) if a.name not in used[1]]
-        uses = prod(ASSUMED if (found := length(a)) is None else found for a in again)
+        uses = prod(map(assumed_length, again))
         if not is_contraction(used, frozenset(a.name for a in equation.axes)) or uses < LEAST_USES:
             return value
         copy = replace(narrow, tensor=self.copy(narrow.tensor), dtype=f32)

@@ -14,10 +14,10 @@ from math import prod
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, axes_of, axis
-from polyopt.fusion.cascade import axes_in
+from polyopt.fusion.axes import axes_in, length
 from polyopt.fusion.partials import PartialSum
 from polyopt.fusion.rewrite import cost, depends_on
-from polyopt.fusion.short_sums import is_contraction, is_whole_sum, length
+from polyopt.fusion.short_sums import is_contraction, is_whole_sum
 from polyopt.poly.scop import Scop
 from polyopt.target import GPU_OPS_PER_BYTE, LAUNCH_BYTES, WARP, GpuTarget
 

@@ -21,14 +21,12 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, Condition, axes_of, axis, condition_affines, conjunction
 from polyopt.dsl.text import expr_text
+from polyopt.fusion.axes import assumed_length
 from polyopt.fusion.rewrite import cost, depends_on, nonempty
 from polyopt.names import unused
 
 LEAST_SAVED = 64
 """Scalar operations on each element that repay writing and reading it once more."""
-
-ASSUMED = 512
-"""Extent assumed where it is not a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,7 @@ class _Finder:
         )
         if not plain or not any(isinstance(node, ir.Op | ir.Where) for node in nodes):
             return ()
-        repeats = prod(_extent(a) for a in around if a.name in repeated - names)
+        repeats = prod(assumed_length(a) for a in around if a.name in repeated - names)
         if repeats < 2 or not all(_starts_at_zero(by_name[name]) for name in names):
             return ()
         reads = [node for node in nodes if isinstance(node, ir.Read)]
@@ -226,10 +224,3 @@ def _alone(subscript: ir.Subscript) -> str | None:
 
 def _starts_at_zero(one: ir.Axis) -> bool:
     return one.lower == (Affine(0),) and len(one.upper) == 1
-
-
-def _extent(one: ir.Axis) -> int:
-    bounds = (*one.lower, *one.upper)
-    if not all(bound.is_constant for bound in bounds):
-        return ASSUMED
-    return max(0, min(b.constant for b in one.upper) - max(b.constant for b in one.lower))

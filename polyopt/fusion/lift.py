@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Condition, axis, conjunction
-from polyopt.fusion.cascade import axes_in, has_points
+from polyopt.fusion.axes import axes_in
+from polyopt.fusion.cascade import has_points
 from polyopt.names import unused
 
 

@@ -19,8 +19,8 @@ from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, axes_of, axis, constant
+from polyopt.fusion.axes import length
 from polyopt.fusion.rewrite import depends_on
-from polyopt.fusion.short_sums import length
 from polyopt.names import unused
 from polyopt.poly.intervals import extreme, is_within
 

@@ -22,9 +22,8 @@ from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, axes_of, axes_outer_first, axis
-from polyopt.fusion.cascade import axes_in
+from polyopt.fusion.axes import axes_in, length
 from polyopt.fusion.rewrite import depends_on
-from polyopt.fusion.short_sums import length
 from polyopt.names import unused
 
 TEMPORARY = 8

@@ -14,7 +14,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, axes_of, axis
 from polyopt.dtypes import i8, i16, i32, u8
-from polyopt.fusion.cascade import axes_in
+from polyopt.fusion.axes import axes_in
 
 NARROW = (i8, u8, i16)
 

@@ -23,9 +23,8 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, axis, constant
 from polyopt.fusion import short_sums
-from polyopt.fusion.cascade import axes_in
-from polyopt.fusion.rewrite import at_axes
-from polyopt.fusion.short_sums import is_contraction, is_whole_sum, length
+from polyopt.fusion.axes import at_axes, axes_in, length
+from polyopt.fusion.short_sums import is_contraction, is_whole_sum
 from polyopt.names import unused
 from polyopt.target import Target
 

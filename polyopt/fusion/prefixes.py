@@ -28,8 +28,8 @@ from polyopt.dsl.affine import (
     map_condition,
     substitute,
 )
-from polyopt.fusion.cascade import axes_in, condition_axes
-from polyopt.fusion.rewrite import at_axes, depends_on
+from polyopt.fusion.axes import at_axes, axes_in, condition_axes
+from polyopt.fusion.rewrite import depends_on
 from polyopt.fusion.short_sums import COMBINE, is_whole_sum
 from polyopt.names import unused
 
@@ -134,7 +134,7 @@ def _is_plain(one: ir.Axis) -> bool:
 
 
 def _extent(one: ir.Axis) -> int:
-    """How many values a plain axis has; enough where sizes decide."""
+    """How many values a plain axis has, from n to n + 1 also; enough where sizes decide."""
     extent = one.upper[0] - one.lower[0]
     return extent.constant if extent.is_constant else LEAST_STEPS
 

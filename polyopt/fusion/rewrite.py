@@ -6,7 +6,7 @@ consumers where computing it again costs less than storing and loading it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,12 +28,11 @@ from polyopt.dsl.affine import (
     conjunction,
     holds,
     is_nonnegative,
-    map_condition,
-    substitute,
 )
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dtypes import DType, bf16, converted, f16, f32, i8, i32, i64, u8
 from polyopt.fusion import residues
+from polyopt.fusion.axes import at_axes
 
 REPEATED_COST = 16
 """Scalar operations worth repeating per element rather than storing and loading a temporary."""
@@ -324,27 +323,6 @@ def _with(expr: ir.Expr, producer: ir.Equation) -> ir.Expr:
         at = {a.name: s for a, s in zip(producer.axes, expr.subscripts, strict=True) if isinstance(s, Affine)}
         return at_axes(producer.value, at)
     return expr
-
-
-def at_axes(expr: ir.Expr, at: Mapping[str, Affine], *, deep: bool = True) -> ir.Expr:
-    """The expression with axes replaced by affine expressions; without `deep` what it has itself, not its parts."""
-
-    def moved(affine: Affine) -> Affine:
-        return substitute(affine, lambda atom: at.get(atom.name) if isinstance(atom, AxisRef) else None)
-
-    if deep:
-        expr = ir.rebuild(expr, lambda child: at_axes(child, at))
-    match expr:
-        case ir.IndexValue(affine):
-            return replace(expr, affine=moved(affine))
-        case ir.Read(subscripts=subscripts):
-            return replace(expr, subscripts=tuple(moved(s) if isinstance(s, Affine) else s for s in subscripts))
-        case ir.Where(condition):
-            return replace(expr, condition=map_condition(condition, moved))
-        case ir.Reduce(guard=guard):
-            return replace(expr, guard=map_condition(guard, moved))
-        case _:
-            return expr
 
 
 def _map_values(equation: ir.Equation, change: Callable[[ir.Expr], ir.Expr]) -> ir.Equation:

@@ -41,17 +41,11 @@ from polyopt.dsl.affine import (
 )
 from polyopt.dtypes import bool_
 from polyopt.fusion import rescale
-from polyopt.fusion.cascade import (
-    WEIGHT,
-    Cascade,
-    Consumer,
-    RunningSum,
-    axes_in,
-    leaf_equation,
-)
+from polyopt.fusion.axes import at_axes, axes_in
+from polyopt.fusion.cascade import WEIGHT, Cascade, Consumer, RunningSum, leaf_equation
 from polyopt.fusion.inside import conditions, reads_inside
 from polyopt.fusion.rescale import Rescale
-from polyopt.fusion.rewrite import at_axes, drop_unused
+from polyopt.fusion.rewrite import drop_unused
 from polyopt.names import unused
 from polyopt.poly.extract import highest, lowest
 from polyopt.poly.scop import Scop

@@ -13,9 +13,8 @@ from math import prod
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, axis
-from polyopt.fusion.cascade import axes_in
-from polyopt.fusion.rewrite import at_axes, cost
-from polyopt.fusion.short_sums import length
+from polyopt.fusion.axes import at_axes, axes_in, length
+from polyopt.fusion.rewrite import cost
 from polyopt.names import unused
 
 LEAST_COST = 20

@@ -16,7 +16,8 @@ from math import prod
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, axes_of, axis
-from polyopt.fusion.rewrite import LARGEST_VALUE, at_axes, cost
+from polyopt.fusion.axes import at_axes, length
+from polyopt.fusion.rewrite import LARGEST_VALUE, cost
 
 MOST_TERMS = 27
 """Terms that are written out: windows of 5 x 5 and 3 x 3 x 3 points."""
@@ -127,14 +128,6 @@ def _short(
     suited = [a.name for a in free if (length(a) or FEWEST_LANES) >= FEWEST_LANES and _suits(program, reads, a.name)]
     if suited:
         yield ShortSum(equation.name, node, tuple(a.name for a in summed), terms, suited[-1])
-
-
-def length(one: ir.Axis) -> int | None:
-    """How many values an axis has; None where that is no number."""
-    bounds = (*one.lower, *one.upper)
-    if not one.is_resolved or not all(bound.is_constant for bound in bounds):
-        return None
-    return max(0, min(b.constant for b in one.upper) - max(b.constant for b in one.lower))
 
 
 def _nodes(expr: ir.Expr) -> int:

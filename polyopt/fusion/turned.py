@@ -21,9 +21,9 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, axes_of, axis
 from polyopt.dtypes import DType
+from polyopt.fusion.axes import length
 from polyopt.fusion.margins import is_whole
 from polyopt.fusion.rewrite import depends_on
-from polyopt.fusion.short_sums import length
 from polyopt.names import unused
 from polyopt.target import Target
 

@@ -35,7 +35,7 @@ from polyopt.dsl.affine import (
     holds,
     sizes_of,
 )
-from polyopt.fusion.cascade import ASSUMED, axes_in
+from polyopt.fusion.axes import ASSUMED, axes_in
 from polyopt.fusion.inside import reads_inside
 from polyopt.fusion.rewrite import depends_on
 from polyopt.fusion.short_sums import is_contraction, is_whole_sum
