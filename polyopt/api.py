@@ -491,6 +491,7 @@ def op(
     dynamic:  sizes that one kernel serves at every value; True for all
     target:   "cpu", "cuda" or a preset; by default where the arrays are
     numerics: "default" reorders declared reductions; "strict" computes in index order, bitwise as the reference; "fast"
+              also lets LLVM reorder and approximate
     tune:     try several plans and keep the quickest
     """
     choices = Choices(dynamic_names(dynamic), target, numerics, tune)

@@ -1,7 +1,8 @@
 """Every environment variable that polyopt reads, with type, default and a scoped override.
 
-Values are read when they are needed, so that a test or a notebook may change the environment after the import.
-An override made by `override(...)` or `strict_checks()` holds in the current thread or task only.
+Values are read when they are needed, so that a test or a notebook may change the environment after the import; the
+thread count, the log's topics, the entry code and the memory for results are asked for once in a process. An override
+made by `override(...)` or `strict_checks()` holds in the current thread or task only.
 """
 
 from __future__ import annotations
