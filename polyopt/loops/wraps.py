@@ -22,7 +22,9 @@ from polyopt.loops.scan import affine_expr
 from polyopt.loops.split import as_affine, at_least, at_least_times, decide
 
 MOST_PIECES = 9
-"""Of one loop: more would be too much code."""
+MOST_NODES = 800
+"""Of one loop, and of the expressions in all of them: more would be too much code. Two wrapped reads in a long
+expression have fewer pieces, in which one of them wraps."""
 
 
 def split(program: LoopProgram) -> LoopProgram:
@@ -50,8 +52,13 @@ def _split(loop: For, sizes: frozenset[str]) -> Stmt:
     lowers, uppers = _arms(loop.lower, "maximum"), _arms(loop.upper, "minimum")
     if lowers is None or uppers is None or (len(lowers) == 1 == len(uppers) and (uppers[0] - lowers[0]).is_constant):
         return loop
-    pieces = [*islice(_pieces(_Piece(loop, lowers, uppers, {}), sizes), MOST_PIECES + 1)]
-    if len(pieces) > MOST_PIECES or (len(pieces) == 1 and not pieces[0].values):
+    most = min(MOST_PIECES, max(1, MOST_NODES // _nodes(loop.body)))
+    whole = _Piece(loop, lowers, uppers, {})
+    for cuts in range(MOST_PIECES, -1, -1):
+        pieces = [*islice(_pieces(whole, sizes, cuts), most + 1)]
+        if len(pieces) <= most:
+            break
+    if len(pieces) == 1 and not pieces[0].values:
         return loop
     loops = tuple(replace(p.loop, body=map_stores(loop.body, partial(decide, values=p.values))) for p in pieces)
     return loops[0] if len(loops) == 1 else Block(loops)
@@ -115,8 +122,14 @@ def _is_natural(affine: Affine, sizes: frozenset[str]) -> bool:
     return of_sizes and affine.constant >= 0
 
 
-def _pieces(piece: _Piece, sizes: frozenset[str], depth: int = 0) -> Iterator[_Piece]:
-    """The piece in parts, each of which answers all questions that can be answered."""
+def _nodes(body: Stmt) -> int:
+    """How large the expressions of a loop's body are."""
+    exprs = (expr for store in walk(body) if isinstance(store, Store) for expr in (*store.indices, store.value))
+    return sum(1 for expr in exprs for _ in walk_expr(expr))
+
+
+def _pieces(piece: _Piece, sizes: frozenset[str], cuts: int) -> Iterator[_Piece]:
+    """The piece in parts, each of which answers all questions that can be answered with so many cuts before it."""
     variable = piece.loop.var
     for question in _questions(piece):
         cut = _boundary(question, variable)
@@ -125,13 +138,13 @@ def _pieces(piece: _Piece, sizes: frozenset[str], depth: int = 0) -> Iterator[_P
         boundary, is_true_behind = cut
         if piece.is_at_least(boundary, sizes) or piece.is_less(boundary, sizes):
             value = piece.is_at_least(boundary, sizes) == is_true_behind
-            yield from _pieces(piece.knowing(question, value), sizes, depth)
-        elif depth < MOST_PIECES:
+            yield from _pieces(piece.knowing(question, value), sizes, cuts)
+        elif cuts:
             end = piece.end(boundary, sizes)
             front = replace(piece, loop=replace(piece.loop, upper=end), uppers=(*piece.uppers, boundary))
             behind = replace(piece, loop=replace(piece.loop, lower=end), lowers=(*piece.lowers, boundary))
-            yield from _pieces(front.knowing(question, not is_true_behind), sizes, depth + 1)
-            yield from _pieces(behind.knowing(question, is_true_behind), sizes, depth + 1)
+            yield from _pieces(front.knowing(question, not is_true_behind), sizes, cuts - 1)
+            yield from _pieces(behind.knowing(question, is_true_behind), sizes, cuts - 1)
         else:
             continue
         return
