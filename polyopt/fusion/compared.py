@@ -96,14 +96,17 @@ def _separated(program: ir.Program, equation: ir.Equation, found: _Comparison) -
     read = ir.Read(name, places, value.dtype, span=equation.span)
     again = at_axes(read, {a.name: axis(b.name) for a, b in zip(own, best.axes, strict=True)})
 
-    def visit(expr: ir.Expr) -> ir.Expr:
-        if expr == found.value:
+    def visit(expr: ir.Expr, axes: tuple[ir.Axis, ...], within: Condition) -> ir.Expr:
+        """Beside the comparison the same value may be taken where the tensor has no element."""
+        if expr == found.value and (guard == TRUE or (axes, within) == (found.axes, found.guard)):
             return read
         if expr == found.best:
             return replace(best, body=_with(best.body, found.other, again))
-        return ir.rebuild(expr, visit)
+        if isinstance(expr, ir.Reduce):
+            axes, within = (*axes, *expr.axes), conjunction(within, expr.guard)
+        return ir.rebuild(expr, lambda child: visit(child, axes, within))
 
-    changed = replace(equation, value=visit(equation.value))
+    changed = replace(equation, value=visit(equation.value, equation.all_axes, equation.guard))
     equations = tuple(changed if e.name == equation.name else e for e in program.equations)
     return replace(program, tensors=(*program.tensors, tensor), equations=(definition, *equations)), name
 

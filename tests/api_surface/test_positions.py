@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import polyopt as po
-from polyopt import f32, f64, i32
+from polyopt import f32, f64, i32, i64
 
 M, N, K = po.sizes("M N K")
 i, j, k, m = po.indices("i j k m")
@@ -103,6 +103,32 @@ def test_a_position_in_a_row_that_may_not_be_there_reads_none(rows: int) -> None
     args = RANDOM.standard_normal((rows, 4)).astype(np.float32), np.array([0, 1, 0], np.int32)
     for found, wanted in zip(op(*args), op.reference(*args), strict=True):
         assert_array_equal(found, wanted)
+
+
+def test_a_position_under_a_condition_leaves_the_same_value_elsewhere_alone() -> None:
+    """The value had been made a tensor where the position asks for it, and a sum beside it read the rest of that."""
+
+    @po.op
+    def by_data(x: f64[M, N], w: i64[N]):
+        y, k = po.tensor("y"), po.index("k", 0, N)
+        y[i] = po.argmax(x[i, w[k]] * 2, k, where=k >= 3) + po.sum(x[i, w[k]] * 2, k)
+        return y
+
+    @po.op
+    def behind(x: f64[M, N]):
+        y, z, k = po.tensor("y"), po.tensor("z"), po.index("k", 0, N)
+        y[i] = po.argmax(po.exp(x[i, k - 1]), k, where=k >= 3) + po.sum(po.exp(x[i, k - 1]), k, where=k >= 1)
+        largest = po.max(po.exp(x[i, k - 1]), k, where=k >= 1)
+        z[i] = po.argmax(po.exp(x[i, k - 1]), k, where=k >= 3) + po.where(i > 0, largest, 0)
+        return y, z
+
+    x, w = RANDOM.standard_normal((3, 9)), np.arange(9)[::-1].copy()
+    assert_allclose(by_data(x, w), by_data.reference(x, w))
+    assert_allclose(by_data(x, w), 3 + (x[:, w] * 2)[:, 3:].argmax(1) + 2 * x.sum(1))
+    for found, wanted in zip(behind(x), behind.reference(x), strict=True):
+        assert_allclose(found, wanted)
+    for op, args in ((by_data, (x, w)), (behind, (x,))):
+        assert not op.lower(*args).fallback
 
 
 def test_a_sum_inside_a_position_is_computed_once() -> None:
