@@ -75,11 +75,17 @@ def condition_axes(condition: Condition) -> set[str]:
 # --- other axes -----------------------------------------------------------------------------------------------------
 
 
+def placed(affine: Affine, at: Mapping[str, Affine]) -> Affine:
+    """The affine expression with axes replaced by others."""
+    return substitute(affine, lambda atom: at.get(atom.name) if isinstance(atom, AxisRef) else None)
+
+
 def at_axes(expr: ir.Expr, at: Mapping[str, Affine], *, deep: bool = True) -> ir.Expr:
-    """The expression with axes replaced by affine expressions; without `deep` what it has itself, not its parts."""
+    """The expression with axes replaced by affine expressions; reductions keep theirs. Without `deep` its own ones are,
+    not those of its parts."""
 
     def moved(affine: Affine) -> Affine:
-        return substitute(affine, lambda atom: at.get(atom.name) if isinstance(atom, AxisRef) else None)
+        return placed(affine, at)
 
     if deep:
         expr = ir.rebuild(expr, lambda child: at_axes(child, at))
@@ -119,7 +125,7 @@ def renamed(equation: ir.Equation, names: Mapping[str, str]) -> ir.Equation:
     at = {old: axis(new) for old, new in names.items() if old != new}
 
     def moved(affine: Affine) -> Affine:
-        return substitute(affine, lambda atom: at.get(atom.name) if isinstance(atom, AxisRef) else None)
+        return placed(affine, at)
 
     def one(own: ir.Axis) -> ir.Axis:
         bounds = tuple(map(moved, own.lower)), tuple(map(moved, own.upper))

@@ -37,8 +37,8 @@ from polyopt.dsl.affine import (
     condition_affines,
     conjunction,
     map_condition,
-    substitute,
 )
+from polyopt.fusion.axes import at_axes, placed
 from polyopt.names import unused
 
 MOST_PARTS = 16
@@ -126,7 +126,7 @@ def _gathered(equation: ir.Equation, tensor: ir.Tensor) -> ir.Equation | None:
         equation,
         axes=tuple(axes),
         subscripts=tuple(axis(a.name) for a in axes),
-        value=ir.Where(conjunction(*inside), _at(equation.value, at), neutral, neutral.dtype),
+        value=ir.Where(conjunction(*inside), at_axes(equation.value, at), neutral, neutral.dtype),
         guard=_decided(conjunction(*whole, _moved(equation.guard, at))),
         reduce_axes=(*summed, *equation.reduce_axes),
     )
@@ -271,7 +271,7 @@ def _accumulations(
             equation,
             axes=axes,
             subscripts=tuple(axis(a.name) for a in axes),
-            value=fold(_at(equation.value, at)),
+            value=fold(at_axes(equation.value, at)),
             guard=guard,
             reduce_axes=reduced,
         )
@@ -329,27 +329,7 @@ _COMPARE: Mapping[str, Callable[[int], bool]] = {
 
 
 def _moved(condition: Condition, at: At) -> Condition:
-    return map_condition(condition, lambda affine: _replaced(affine, at))
-
-
-def _replaced(affine: Affine, at: At) -> Affine:
-    return substitute(affine, lambda atom: at.get(atom.name) if isinstance(atom, AxisRef) else None)
-
-
-def _at(expr: ir.Expr, at: At) -> ir.Expr:
-    """The expression with axes replaced; reductions inside keep theirs."""
-    expr = ir.rebuild(expr, lambda child: _at(child, at))
-    match expr:
-        case ir.IndexValue(affine):
-            return replace(expr, affine=_replaced(affine, at))
-        case ir.Read(subscripts=subscripts):
-            return replace(expr, subscripts=tuple(_replaced(s, at) if isinstance(s, Affine) else s for s in subscripts))
-        case ir.Where(condition):
-            return replace(expr, condition=_moved(condition, at))
-        case ir.Reduce(guard=guard):
-            return replace(expr, guard=_moved(guard, at))
-        case _:
-            return expr
+    return map_condition(condition, lambda affine: placed(affine, at))
 
 
 # --- axes ------------------------------------------------------------------------------------------------------------
