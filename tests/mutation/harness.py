@@ -17,7 +17,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -314,21 +314,20 @@ def campaign(count: int, seed: int, classes: tuple[str, ...] = CLASSES) -> Kills
     return kills
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command: prints the table and what survived, and adds the totals to a log."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=80, help="faults of each class")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, help="add the totals to this log")
     parser.add_argument("--classes", default=",".join(CLASSES))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     begun = time.monotonic()
     kills = campaign(options.count, options.seed, tuple(options.classes.split(",")))
     sys.stdout.write(f"seed {options.seed}, {time.monotonic() - begun:.0f} s\n{kills.table()}\n")
     if options.log is not None:
-        counts = {name: kills.planted(name) for name in CLASSES} | {
-            "planted": kills.totals[1],
-            "killed": kills.totals[0],
-        }
+        killed, planted = kills.totals
+        counts = {name: kills.planted(name) for name in CLASSES} | {"planted": planted, "killed": killed}
         counts |= {layer: sum(n for (_, by), n in kills.counts.items() if by == layer) for layer in ("L1", "L2", "L3")}
         seeds = ((options.seed, options.seed),)
         log.add(options.log, log.Entry("faults", log.commit(), counts, planted - killed, seeds))
