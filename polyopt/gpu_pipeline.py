@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -33,7 +34,7 @@ from polyopt.poly.legality import Claim, Proof
 from polyopt.poly.storage import StoragePlan
 from polyopt.poly.tree import Tree
 from polyopt.runtime import extent
-from polyopt.runtime.cuda import compilers
+from polyopt.runtime.cuda import compilers, ptx
 from polyopt.runtime.cuda import image as images
 from polyopt.runtime.cuda.image import CudaImage
 from polyopt.runtime.extent import Extent
@@ -91,8 +92,17 @@ def build(program: ir.Program, options: Options, arch: str) -> GpuBuilt:
     Raises `CompileError`, and `BackendUnavailable` where machine code is wanted and there is no CUDA compiler.
     """
     lowering = GpuLowering(program, options)
-    cubin = compilers.compile_text(lowering.cuda.text, arch, contract=lowering.cuda.contract).code if arch else b""
-    return GpuBuilt(images.from_source(lowering.cuda, arch=arch, cubin=cubin), lowering.info, str(lowering.report()))
+    report, source = lowering.report(), lowering.cuda
+    if not arch:
+        return GpuBuilt(images.from_source(source), lowering.info, str(report))
+    made = compilers.compile_text(source.text, arch, contract=source.contract)
+    kinds = Counter(fault.kind for fault in made.faults)
+    otherwise = [
+        f"compiled {ptx.REMEDIES[kind]}: {made.compiler} would get the kernels wrong, {kind}, {number} times"
+        for kind, number in kinds.items()
+    ]
+    report = replace(report, notes=(*report.notes, *otherwise))
+    return GpuBuilt(images.from_source(source, arch=arch, cubin=made.code), lowering.info, str(report))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """From the text of kernels to machine code for a GPU: NVRTC in this process, or nvcc where there is only a toolkit.
 
-Neither needs a GPU or a driver. NVRTC is 4 to 9 times quicker, and comes as a wheel (decision 0016).
+Neither needs a GPU or a driver. NVRTC is 4 to 9 times quicker, and comes as a wheel (decision 0016). Both compile some
+kernels wrong; where `ptx` finds such a place, they compile again, otherwise (decision 0050).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ from polyopt.classes import dataclass
 from polyopt.codegen_cuda import source
 from polyopt.errors import BackendUnavailable, CompileError
 from polyopt.forks import COMPILING
-from polyopt.runtime.cuda import ptxas
+from polyopt.runtime.cuda import ptx, ptxas
 from polyopt.runtime.cuda.ptxas import Resources
 
 VOCABULARY = Path(source.__file__).parent / "po_device.h"
@@ -32,11 +33,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Machine code or PTX. log: what the compiler said; compiler: "NVRTC 13.0" or "nvcc 13.0"."""
+    """Machine code or PTX.
+
+    log:      what the compiler said
+    compiler: "NVRTC 13.0" or "nvcc 13.0"
+    faults:   what the compiler would have got wrong, had it not been told to compile otherwise
+    """
 
     code: bytes
     log: str
     compiler: str
+    faults: tuple[ptx.Fault, ...] = ()
 
     @property
     def resources(self) -> Mapping[str, Resources]:
@@ -77,6 +84,43 @@ def _options(text: str, arch: str, kind: Kind, *, contract: bool) -> list[str]:
     return options if contract else [*options, "-fmad=false"]
 
 
+def _remedies(slow: str) -> dict[ptx.Kind, str]:
+    """The option for each kind of fault. slow: the one that lets ptxas change little"""
+    return {kind: "-D__restrict__=" if kind == "stale load" else slow for kind in ptx.REMEDIES}
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What one run of a compiler gives: PTX, the machine code made of it if that is wanted, and messages."""
+
+    ptx: bytes
+    cubin: bytes
+    log: str
+
+    def code(self, kind: Kind) -> bytes:
+        return self.cubin if kind == "cubin" else self.ptx
+
+
+def _checked(make: Callable[[Sequence[str]], _Made], remedies: Mapping[ptx.Kind, str], kind: Kind, by: str) -> Compiled:
+    """What a compiler makes, compiled again with remedies where the first time something is known to come out wrong.
+
+    make: runs the compiler with more options
+    Raises `CompileError` where a fault stays that only other PTX can mend.
+    """
+    made = make(())
+    faults = ptx.faults(made.ptx.decode())
+    if not faults:
+        return Compiled(made.code(kind), made.log, by)
+    for fault in {fault.kind: fault for fault in faults}.values():
+        level = logging.INFO if fault.kind == "stale load" else logging.WARNING  # the others make kernels slow
+        _log.log(level, "%s would get a kernel wrong, %s; compiled %s", by, fault, ptx.REMEDIES[fault.kind])
+    made = make(sorted({remedies[fault.kind] for fault in faults}))
+    for fault in ptx.faults(made.ptx.decode()):
+        if fault.kind == "stale load":
+            raise CompileError(f"{by} gets a kernel wrong", why=str(fault), facts={"compiler": by})
+    return Compiled(made.code(kind), made.log, by, tuple(faults))
+
+
 def _refused(compiler: str, arch: str, messages: str) -> CompileError:
     return CompileError(
         f"{compiler} refuses a kernel for {arch}",
@@ -106,6 +150,10 @@ class Nvrtc:
     def compile(self, text: str, arch: str, kind: Kind, *, contract: bool) -> Compiled:
         """Raises `CompileError` with the compiler's messages."""
         options = [*_options(text, arch, kind, contract=contract), "--ptxas-options=-v"]
+        remedies = _remedies("--ptxas-options=-O0")
+        return _checked(lambda more: self._made(text, arch, kind, [*options, *more]), remedies, kind, self.name)
+
+    def _made(self, text: str, arch: str, kind: Kind, options: list[str]) -> _Made:
         with COMPILING:
             program = self._program(text)
             try:
@@ -113,8 +161,8 @@ class Nvrtc:
                 log = self._read(program, "ProgramLog").decode(errors="replace").rstrip("\0")
                 if failure:
                     raise _refused(self.name, arch, log or self._message(failure))
-                code = self._read(program, "CUBIN") if kind == "cubin" else self._read(program, "PTX").rstrip(b"\0")
-                return Compiled(code, log, self.name)
+                cubin = self._read(program, "CUBIN") if kind == "cubin" else b""
+                return _Made(self._read(program, "PTX").rstrip(b"\0"), cubin, log)
             finally:
                 self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -176,18 +224,26 @@ def compile_with_nvcc(text: str, arch: str, kind: Kind = "cubin", *, contract: b
     """As `compile_text`, in a process of nvcc."""
     command = shutil.which("nvcc")
     assert command is not None, "the caller has looked for nvcc"
-    with tempfile.TemporaryDirectory(prefix="polyopt-nvcc-") as folder:
-        kernels, output = Path(folder) / "kernels.cu", Path(folder) / f"kernels.{kind}"
-        kernels.write_text(text)
-        options = [*_options(text, arch, kind, contract=contract), f"-{kind}"]
-        options += ["-Xptxas", "-v", "-I", str(VOCABULARY.parent)]
-        done = subprocess.run(
-            [command, *options, "-o", str(output), str(kernels)], capture_output=True, text=True, check=False
-        )
-        log = done.stdout + done.stderr
-        if done.returncode:
-            raise _refused(_nvcc_version(), arch, log)
-        return Compiled(output.read_bytes(), log, _nvcc_version())
+    options = [*_options(text, arch, kind, contract=contract), "-Xptxas", "-v", "-I", str(VOCABULARY.parent)]
+    remedies, name = _remedies("-Xptxas=-O0"), _nvcc_version()
+
+    def make(more: Sequence[str]) -> _Made:
+        with tempfile.TemporaryDirectory(prefix="polyopt-nvcc-") as folder:
+            kernels, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
+            kernels.write_text(text)
+            wanted = ["-cubin", "-keep", f"-keep-dir={folder}"] if kind == "cubin" else ["-ptx"]
+            done = subprocess.run(
+                [command, *options, *more, *wanted, "-o", str(cubin), str(kernels)],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            log = done.stdout + done.stderr
+            if done.returncode:
+                raise _refused(name, arch, log)
+            if kind == "ptx":
+                return _Made(cubin.read_bytes(), b"", log)
+            return _Made((Path(folder) / "kernels.ptx").read_bytes(), cubin.read_bytes(), log)
+
+    return _checked(make, remedies, kind, name)
 
 
 @cache
