@@ -74,12 +74,16 @@ class CExpressions:
                 return self._load(expr)
             case Op():
                 args = _chosen(*expr.args) if expr.name == "select" else expr.args
-                operands = [self.value(arg, is_data=is_data) for arg in args]
+                operands = [self.operand(expr, arg, is_data=is_data) for arg in args]
                 if is_index(expr) and not (is_data and self._may_wrap(expr)):
                     return _index_operation(expr, operands)
                 return operation(expr.name, expr.args[-1].dtype, operands)
             case _:
                 assert_never(expr)
+
+    def operand(self, of: Op[Expr], arg: Expr, *, is_data: bool) -> Text:
+        """An operand of an operation."""
+        return self.value(arg, is_data=is_data)
 
     def _may_wrap(self, expr: Expr) -> bool:
         """Whether arithmetic of variables, as a value, may leave 64 bits; operands of a custom reduction are data."""

@@ -7,7 +7,7 @@ count, conversions of floats that do not fit, 16-bit floats, and NumPy's minimum
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from polyopt.codegen_c.vmath import FUNCTIONS
 from polyopt.codegen_c.vmath import c_source as math_source
@@ -182,17 +182,25 @@ def helper_name(operation: str, dtype: DType) -> str:
     return f"po_{operation}_{dtype}"
 
 
-def definitions(body: str, provided: frozenset[str] = frozenset()) -> str:
+def template(operation: str, dtype: DType) -> str:
+    """The text of an operation on values of a dtype, with $name, the types $T, $U and $W, its suffix $f, and $bits."""
+    kind = "float" if dtype.is_float else "unsigned" if dtype.kind == "u" else "int"
+    return _TEMPLATES.get(f"{operation}_{kind}") or _TEMPLATES[f"{operation}_int"]
+
+
+def definitions(
+    body: str, provided: frozenset[str] = frozenset(), template: Callable[[str, DType], str] = template
+) -> str:
     """The helpers that a C text uses, each after those that it uses itself.
 
-    provided: helpers that the text finds elsewhere
+    provided: helpers that the text finds elsewhere; template: of an operation on values of a dtype
     """
     done: dict[str, str] = {}
     maths: dict[str, str] = {}
 
     def need(names: Iterable[str]) -> None:
         for name in names:
-            text = None if name in done or name in provided else _definition(name)
+            text = None if name in done or name in provided else _definition(name, template)
             if text is not None:
                 need(word for word in _WORD.findall(text) if word != name)
                 done[name] = text
@@ -205,7 +213,7 @@ def definitions(body: str, provided: frozenset[str] = frozenset()) -> str:
     return "\n".join([*preamble, *maths.values(), *done.values()])
 
 
-def _definition(name: str) -> str | None:
+def _definition(name: str, template: Callable[[str, DType], str]) -> str | None:
     if name in _FIXED:
         return _FIXED[name]
     match = _DTYPED.match(name)
@@ -214,8 +222,6 @@ def _definition(name: str) -> str | None:
     operation, dtype = match[1], from_name(match[2])
     if operation in ("load", "store"):
         return _memory_access(name, operation, dtype)
-    kind = "float" if dtype.is_float else "unsigned" if dtype.kind == "u" else "int"
-    template = _TEMPLATES.get(f"{operation}_{kind}") or _TEMPLATES[f"{operation}_int"]
     wide = max(dtype.bits, 32)
     words = {
         "name": name,
@@ -225,7 +231,7 @@ def _definition(name: str) -> str | None:
         "f": "" if dtype.name == "f64" else "f",
         "bits": str(dtype.bits),
     }
-    return re.sub(r"\$(name|bits|[TUWf])", lambda found: words[found[1]], template)
+    return re.sub(r"\$(name|bits|[TUWf])", lambda found: words[found[1]], template(operation, dtype))
 
 
 def _memory_access(name: str, operation: str, dtype: DType) -> str:

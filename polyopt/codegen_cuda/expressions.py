@@ -16,15 +16,15 @@ from polyopt.codegen_c.identifiers import Identifiers
 from polyopt.codegen_cuda.instructions import INSTRUCTIONS
 from polyopt.codegen_cuda.intervals import Interval, as_number, interval
 from polyopt.codegen_cuda.source import RECORD
-from polyopt.dsl.ir import Const, Op
-from polyopt.loops.ir import Buffer, Check, Expr, integer
+from polyopt.dsl.ir import Const, Op, Var
+from polyopt.dtypes import DType, i64
+from polyopt.loops.ir import Buffer, Check, Expr, integer, walk_expr
 
 _CHOICE, _LOGIC, _COMPARE, _SUM, _PRODUCT, _PREFIX, _ATOM = range(7)
 
-_PROVIDED = frozenset(
-    f"po_{name}"
-    for name in ("bits", "float", "to_f16", "from_f16", "round_f16", "to_bf16", "from_bf16", "round_bf16", "inside")
-) | {name for one in INSTRUCTIONS for name in (one.helper, one.group)}
+_PROVIDED = {f"po_{name}" for name in ("value", "negative", "bits", "float", "inside")}
+_PROVIDED |= {f"po_{way}_{kind}" for way in ("to", "from", "round") for kind in ("f16", "bf16")}
+_PROVIDED |= {name for one in INSTRUCTIONS for name in (one.helper, one.group)}
 """Helpers of the C printer that the device header has."""
 
 _SAME_NAME = {
@@ -56,6 +56,21 @@ class CudaExpressions(CExpressions):
             if special is not None:
                 return special
         return super().value(expr, is_data=is_data)
+
+    def operand(self, of: Op[Expr], arg: Expr, *, is_data: bool) -> Text:
+        found = super().operand(of, arg, is_data=is_data)
+        stays = is_index(of) and of.name not in ("floordiv", "mod")  # those are functions of 64-bit numbers
+        return found if stays else self._as_64_bits(arg, found)
+
+    def stored(self, expr: Expr) -> Text:
+        """What an element becomes."""
+        return self._as_64_bits(expr, self.value(expr))
+
+    def _as_64_bits(self, expr: Expr, text: Text) -> Text:
+        """An index that becomes a 64-bit number: NVVM counts the iterations of some loops wrong whose index is one
+        besides, and does not see through `po_value` that it is (decision 0050)."""
+        varies = any(isinstance(node, Var) and node.name in self.ranges for node in walk_expr(expr))
+        return Text(f"po_value({text.text})") if varies and _is_subscript(expr) else text
 
     def _index(self, expr: Op[Expr]) -> Text | None:
         """Index arithmetic that plain C says, where the operands are not negative; sums without parentheses."""
@@ -118,6 +133,11 @@ class CudaExpressions(CExpressions):
         return Text(f"{self._names.arrays[name]}[{before}{exchanged}<{item}>({inside})]")
 
 
+def _is_subscript(expr: Expr) -> bool:
+    """Whether an expression is an index or arithmetic of indices, held as such."""
+    return expr.dtype == i64 and (isinstance(expr, Var) or is_index(expr))
+
+
 def in_cuda(text: str) -> str:
     """Text with the names of CUDA's functions."""
 
@@ -131,7 +151,42 @@ def in_cuda(text: str) -> str:
     return text
 
 
+_NEGATION: Mapping[str, str] = {
+    "neg": "static inline $T $name($T a) { return ($T)po_negative((int32_t)a); }",
+    "abs": "static inline $T $name($T a) { return a < 0 ? ($T)po_negative((int32_t)a) : a; }",
+    "floordiv": """\
+static inline $T $name($T a, $T b)
+{
+    if (b == 0) return 0;
+    if (b == -1) return ($T)po_negative((int32_t)a);
+    return ($T)po_value(a / b - (a % b != 0 && (a % b < 0) != (b < 0)));
+}""",
+    "mod": """\
+static inline $T $name($T a, $T b)
+{
+    if (b == 0 || b == -1) return 0;
+    return ($T)po_value(a % b + (a % b != 0 && (a % b < 0) != (b < 0) ? b : 0));
+}""",
+}
+"""Of signed integers of up to 32 bits: negations that ptxas does not drop (decision 0050)."""
+
+_NARROW: Mapping[str, str] = {
+    "neg": _NEGATION["neg"],
+    "add": "static inline $T $name($T a, $T b) { return ($T)po_value((int32_t)(($U)a + ($U)b)); }",
+    "sub": "static inline $T $name($T a, $T b) { return ($T)po_value((int32_t)(($U)a - ($U)b)); }",
+    "mul": "static inline $T $name($T a, $T b) { return ($T)po_value((int32_t)(($W)a * ($W)b)); }",
+}
+"""Of integers of less than 32 bits: arithmetic that stays one of 32 bits until its result is cut."""
+
+
+def _template(operation: str, dtype: DType) -> str:
+    own: Mapping[str, str] = {}
+    if dtype.is_integer and dtype.bits <= 32:
+        own = {**(_NEGATION if dtype.kind == "i" else {}), **(_NARROW if dtype.bits < 32 else {})}
+    return own.get(operation) or c_helpers.template(operation, dtype)
+
+
 def helpers(body: str) -> str:
     """The small functions that a text in CUDA's names uses, as device functions."""
-    found = c_helpers.definitions(body, _PROVIDED)
+    found = c_helpers.definitions(body, frozenset(_PROVIDED), _template)
     return found.replace("static inline ", "static PO_DEVICE ")

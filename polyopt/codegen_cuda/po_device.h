@@ -198,6 +198,24 @@ PO_DEVICE po_u32 po_to_tf32(float x) {
 }
 
 // ---- scalars -------------------------------------------------------------------------------------------------------
+// A number as it is. The compiler does not know where it comes from, and takes it for no index.
+PO_DEVICE int32_t po_value(int32_t x) {
+  int32_t r;
+  asm("mov.b32 %0, %1;" : "=r"(r) : "r"(x));
+  return r;
+}
+PO_DEVICE int64_t po_value(int64_t x) {
+  int64_t r;
+  asm("mov.b64 %0, %1;" : "=l"(r) : "l"(x));
+  return r;
+}
+PO_DEVICE int64_t po_value(long long x) { return po_value((int64_t)x); }
+// -x, wrapped, in steps that ptxas does not put together.
+PO_DEVICE int32_t po_negative(int32_t x) {
+  po_u32 r;
+  asm("not.b32 %0, %1;" : "=r"(r) : "r"(x));
+  return (int32_t)(r + 1);
+}
 // The smaller and the larger; NaN where either is NaN.
 PO_DEVICE float po_min_nan(float a, float b) {
   float r;

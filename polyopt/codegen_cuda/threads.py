@@ -195,7 +195,7 @@ class ThreadPrinter:
     def _assignment(self, store: Store, register: str | None) -> str:
         buffer = self._shared.buffers[store.buffer]
         element = self._x.element(store.buffer, store.indices)
-        value = self._x.value(store.value) if register is None else Text(register)
+        value = self._x.stored(store.value) if register is None else Text(register)
         reducer = store.reducer
         if reducer is not None:
             dtype = reducer.dtype
@@ -211,7 +211,7 @@ class ThreadPrinter:
 
     def _accumulate(self, one: Hoisted) -> Iterator[str]:
         store, reducer = one.store, one.reducer
-        value = self._x.value(store.value)
+        value = self._x.stored(store.value)
         guard = self._x.guard(store.buffer, store.indices, None, store.checks)
         if reducer.dtype.name in ("f32", "f64") and reducer.name in _UPDATE:
             line = f"{one.register} {_UPDATE[reducer.name]} {value.text};"

@@ -437,3 +437,36 @@ def test_the_report_says_what_runs_in_one_thread() -> None:
         return h
 
     assert "h_update runs in one thread" in str(op.lower(N=1000, target="sm_80").report())
+
+
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "negation, shifted": lambda a, b, c: -a >> 1,
+    "magnitude, shifted": lambda a, b, c: po.abs(a) >> 1,
+    "difference from zero, compared": lambda a, b, c: po.where(0 - a < b, a, c),
+    "product with -1": lambda a, b, c: (a * -1) // 3,
+    "quotient by -1": lambda a, b, c: po.maximum(a // -1, b),
+    "negation among three": lambda a, b, c: po.maximum(po.maximum(a, -b), c),
+    "magnitude among three": lambda a, b, c: po.minimum(po.minimum(po.abs(a), b), c),
+    "remainder of a negation": lambda a, b, c: (-a) % 7,
+}
+
+
+INTEGERS = [(n, d) for n in ARITHMETIC for d in (po.i8, po.i16, po.u16, po.i32) if d.kind == "i" or "-1" not in n]
+
+
+@pytest.mark.parametrize("name, dtype", INTEGERS, ids=str)
+def test_arithmetic_of_integers_meets_no_fault_of_the_compilers(name: str, dtype: Any) -> None:
+    """ptxas dropped the sign of `-b` in `max(max(a, -b), c)` and took -(-32768) for 32768 (found on an H200)."""
+
+    @po.op
+    def op(x: dtype[M], y: dtype[M], z: dtype[M]):
+        out = po.tensor("out")
+        out[row] = ARITHMETIC[name](x[row], y[row], z[row])
+        return out
+
+    least, most = np.iinfo(dtype.numpy).min, np.iinfo(dtype.numpy).max
+    edges = np.array([least, least + 1, 0, 1, 2, most - 1, most], dtype.numpy)
+    args = tuple(np.ascontiguousarray(a) for a in np.stack(np.meshgrid(edges, edges, edges)).reshape(3, -1))
+    lowering = check(op, args, op.reference(*args, numerics="strict"))
+    compiled = compilers.compile_text(lowering.cuda.text, "sm_90", contract=lowering.cuda.contract)
+    assert compiled.faults == ()

@@ -221,6 +221,8 @@ inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+template <class T> inline T po_value(T x) { return x; }
+inline int32_t po_negative(int32_t x) { return (int32_t)(0 - (po_u32)x); }
 inline po_u32 po_bits(float x) { return po::bits<po_u32>(x); }
 inline float po_float(po_u32 x) { return po::bits<float>(x); }
 inline float po_min_nan(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b < a ? b : std::signbit(a) ? a : b; }
