@@ -349,15 +349,15 @@ def gpu_call(
     return CudaCall(gpu_kernel_for(problem, ordinal), sizes, given, outs)
 
 
-def emulator(mode: Mode = "check", seed: int = 0) -> Emulator:
+def emulator(mode: Mode = "check", seed: int = 0, *, through_ptx: bool = False) -> Emulator:
     """A stand-in for a GPU that runs kernels on the CPU and checks their accesses. It needs g++.
 
     mode: "fast" without checks, "check", "count" with counters too, "trace" with where products come from;
-    seed: order of the threads
+    seed: order of the threads; through_ptx: run what NVRTC makes of the kernels
     """
     from polyopt.runtime.emulator.driver import Emulator
 
-    return Emulator(emulator_object, mode, seed)
+    return Emulator(emulator_object, mode, seed, through_ptx)
 
 
 @functools.cache

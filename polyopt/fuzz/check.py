@@ -31,6 +31,7 @@ from polyopt.fuzz.plans import run as run_plan
 from polyopt.fuzz.printed import run as run_printed
 from polyopt.pipeline import Lowering
 from polyopt.runtime.cuda import compilers, devices
+from polyopt.runtime.emulator.driver import Emulator
 
 Verdict = Literal["agrees", "rejected", "fails"]
 REFUSALS = (DefinitionError, ShapeError, BoundsError, DTypeError, ArgumentError)
@@ -53,7 +54,7 @@ class Outcome:
 
 class Mismatch(AssertionError):
     """A kernel does not do what the reference does. kind: "mismatch", "refused", "accepted", "fallback",
-    "printed C", or "access", a race or a wrong access on the emulator."""
+    "printed C", "compiled" by NVRTC, or "access", a race or a wrong access on the emulator."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -115,8 +116,8 @@ def compare(
     """Hold an operator against its reference. Raises `Mismatch`, or the refusal that both share.
 
     plans: seeds of plans to run the operator under as well
-    gpu:   whether the operator is for a GPU; the emulator runs it, and looks at every access, and NVRTC,
-           if it is installed, has to take its text
+    gpu:   whether the operator is for a GPU; the emulator runs it, and looks at every access, and then, if NVRTC is
+           installed, what that makes of it
     printed: whether to run what is printed as C, too
     Returns the number of kernels.
     """
@@ -127,11 +128,31 @@ def compare(
         kernels = _compare_calls(operator, arguments, out, ())
         emulator.seed = 1  # the threads in another order
         _compare_calls(operator, arguments, None, ())
+    _compare_accesses(emulator)
+    if compilers.nvrtc() is not None:
+        kernels += _compare_compiled(operator, arguments)
+    return kernels
+
+
+def _compare_compiled(operator: po.Op, arguments: Sequence[Argument]) -> int:
+    """Hold what NVRTC makes of an operator for a GPU, if the emulator knows its instructions, against the reference."""
+    emulator = compilation.emulator(through_ptx=True)
+    try:
+        with devices.use(emulator):
+            kernels = _compare_calls(operator, arguments, None, ())
+    except CompileError as error:
+        if "instruction" not in error.facts:
+            raise
+        return 0
+    except Mismatch as found:
+        raise Mismatch("compiled", found.detail) from None
+    _compare_accesses(emulator)
+    return kernels
+
+
+def _compare_accesses(emulator: Emulator) -> None:
     if emulator.found:
         raise Mismatch("access", "\n".join(map(str, emulator.found)))
-    if compilers.nvrtc() is not None:
-        operator.lower(*arguments).source("ptx")
-    return kernels
 
 
 def _compare_calls(

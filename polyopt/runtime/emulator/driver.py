@@ -16,9 +16,10 @@ import numpy as np
 from polyopt.classes import dataclass
 from polyopt.errors import BackendUnavailable
 from polyopt.forks import COMPILING
+from polyopt.runtime.cuda import compilers
 from polyopt.runtime.cuda.driver import Array, Limits, Memory, Module
 from polyopt.runtime.cuda.image import CudaImage, KernelImage
-from polyopt.runtime.emulator import build
+from polyopt.runtime.emulator import build, from_ptx
 
 Mode = Literal["fast", "check", "count", "trace"]
 ALIGNMENT = 256
@@ -145,12 +146,14 @@ class Emulator:
 
     runtime: gives the emulator's object code; `build.build_runtime`, or a cache in front of it
     seed:    order of the threads: 0 forward, 1 backward, else random
+    through_ptx: whether to run what NVRTC makes of a text, and not the text
     found:   what the kernels of all calls did wrong
     """
 
     runtime: Callable[[], bytes] = build.build_runtime
     mode: Mode = "check"
     seed: int = 0
+    through_ptx: bool = False
     found: list[Problem] = field(default_factory=list)
     wants_cubin: ClassVar[bool] = False
     limits: Limits = field(default_factory=lambda: Limits("the CPU emulator", (9, 0), SHARED_LIMIT))
@@ -160,6 +163,9 @@ class Emulator:
 
     def load(self, image: CudaImage) -> EmulatedModule:
         """Raises `BackendUnavailable` without g++, `CompileError` where g++ refuses the text."""
+        if self.through_ptx:
+            made = compilers.compile_text(image.text, self.limits.arch, "ptx", contract=image.contract)
+            image = replace(image, text=from_ptx.translated(made.code.decode()), contract=False)
         with COMPILING:
             return EmulatedModule(image, self.runtime(), self.mode)
 
