@@ -236,6 +236,8 @@ INSTRUCTIONS: dict[str, int] = {
     "fma.rp.f32 %f1, 0f3F800001, 0f3F800001, 0f33000000; mov.b32 %r1, %f1": 0x3F800003,
     "fma.rz.f32 %f1, 0fBF800001, 0f3F800001, 0fB3000000; mov.b32 %r1, %f1": 0xBF800002 - (1 << 32),
     "cvt.sat.f32.f32 %f1, 0f40400000; mov.b32 %r1, %f1": 0x3F800000,
+    "st.shared.u32 [one_$_0], 9; ld.shared.u32 %r1, [one_$_0]": 9,
+    "mov.u64 %rd1, several; st.shared.v2.u32 [%rd1+8], {5, 6}; ld.shared.u32 %r1, [several+12]": 6,
     "copysign.f32 %f1, 0f80000000, 0f40000000; mov.b32 %r1, %f1": 0xC0000000 - (1 << 32),
 }
 """What is in %r1 after it, of -5 in %r2."""
@@ -244,6 +246,7 @@ INSTRUCTIONS: dict[str, int] = {
 def test_instructions() -> None:
     registers = [".pred %p", ".b16 %rs", ".b32 %r", ".b64 %rd", ".f32 %f", ".f64 %fd"]
     lines = [f".reg {kind}<4>;" for kind in registers]
+    lines += [".shared .align 4 .u32 one_$_0;", ".shared .align 16 .b8 several[16];"]
     lines += ["mov.u32 %r2, -5;", "ld.param.u64 %rd2, [f_param_1];", "cvta.to.global.u64 %rd3, %rd2;"]
     for number, line in enumerate(INSTRUCTIONS):
         lines += [f"{part};" for part in line.split("; ")] + [f"st.global.u32 [%rd3+{4 * number}], %r1;"]

@@ -33,7 +33,7 @@ _ENTRY = re.compile(r"\.entry (\w+)\(")
 _PARAMETER = re.compile(r"\.param \.\w+ (\w+),?")
 _DECLARED = re.compile(r"\.reg \.(\w+)\s+(.*);")
 _MEMORY = re.compile(
-    r"(?:\.(?:extern|visible|weak)\s+)*\.(shared|local|global) \.align (\d+) \.b8\s+([\w$]+)\[(\d*)\];"
+    r"(?:\.(?:extern|visible|weak)\s+)*\.(shared|local|global) \.align (\d+) \.(\w+)\s+([\w$]+)(?:\[(\d*)\])?;"
 )
 _INSTRUCTION = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.:]*)(?:\s+(.*))?;$")
 _LABEL = re.compile(r"\$(\w+):$")
@@ -42,7 +42,7 @@ _LABEL = re.compile(r"\$(\w+):$")
 def translated(ptx: str) -> str:
     """C++ for the emulator that does what the PTX does. Raises `CompileError` for an instruction that is not known."""
     lines: list[str] = []
-    name, is_partial = "", False
+    name = ""
     parameters: list[str] | None = None  # until the body begins
     for number, line in enumerate(ptx.splitlines()):
         text = line.split("//")[0].strip()
@@ -61,16 +61,15 @@ def translated(ptx: str) -> str:
             lines.append(f"}} PO_ENTRY({name})")
             name = ""
         elif name and parameters is None:
-            lines.append(_line(text, is_partial=is_partial))
+            lines.append(_line(text))
         else:
             found = _MEMORY.match(text)
             lines.append(_memory(*found.groups()) if found else "")
-        is_partial = text.startswith('.pragma "used_bytes_mask')
     return "\n".join(lines) + "\n"
 
 
-def _line(text: str, *, is_partial: bool) -> str:
-    """A line of a kernel's body. is_partial: whether not all bytes that it loads are used"""
+def _line(text: str) -> str:
+    """A line of a kernel's body."""
     if found := _MEMORY.match(text):
         return _memory(*found.groups())
     if text in ("{", "}"):
@@ -86,17 +85,17 @@ def _line(text: str, *, is_partial: bool) -> str:
         raise _unknown(text)
     negated, predicate, operation, operands = found.groups()
     done = _instruction(operation.split("."), _operands(operands or ""))
-    if is_partial:
-        done = done.replace("po_load<", "po_ptx::load_some<")
     return done if predicate is None else f"if ({negated}{_register(predicate)}) {{ {done} }}"
 
 
-def _memory(space: str, align: str, name: str, size: str) -> str:
+def _memory(space: str, align: str, kind: str, name: str, count: str | None) -> str:
+    """count: of an array; empty where the launch says how large it is"""
+    size = f"{count or 1} * sizeof({_TYPES.get(kind, kind)})"
     match space:
-        case "shared" if size:
-            return f"PO_SHARED unsigned char {name}[{size}];"
-        case "shared":
+        case "shared" if count == "":
             return f"#define {name} po::po_dynamic_shared"
+        case "shared":
+            return f"PO_SHARED unsigned char {name}[{size}];"
         case "local":
             return f"alignas({max(16, int(align))}) unsigned char {name}[{size}];"
         case _:

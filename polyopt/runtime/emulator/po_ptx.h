@@ -99,12 +99,6 @@ template <class A, class B> inline uint32_t dp4a(uint32_t a, uint32_t b, uint32_
   for (int i = 0; i < 4; ++i) sum += (uint32_t)((int32_t)(A)(a >> 8 * i) * (int32_t)(B)(b >> 8 * i));
   return sum;
 }
-// A vector of which some bytes are not used, and need not have been written.
-template <int N, class T> PO_HIDDEN po_vec<T, N> load_some(const T *p) {
-  po_vec<T, N> value;
-  memcpy(&value, p, sizeof value);
-  return value;
-}
 // The place in shared memory whose address has these low bits.
 inline void *shared(uint32_t low) {
   const uint64_t anchor = (uint64_t)(uintptr_t)po::po_dynamic_shared;
