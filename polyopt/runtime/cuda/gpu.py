@@ -77,8 +77,7 @@ def _rounded(size: int) -> int:
 
 class Staging:
     """Page-locked memory for arrays of the host, the only kind that asynchronous copies are defined for (pycuda's
-    rule). Of arrays copied as they were, an H100 that many processes shared had one in ten thousand with a part of what
-    was there before.
+    rule).
 
     Each piece is one call's at a time, also where a finaliser calls an op inside another's call. It comes back with an
     event behind the last copy that reads it. Needs a context.
