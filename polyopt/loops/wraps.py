@@ -9,7 +9,7 @@ lengths are cut by `split`. Source: index set splitting, [Griebl00].
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import partial
 from itertools import islice
 
@@ -28,40 +28,60 @@ expression have fewer pieces, in which one of them wraps."""
 
 
 def split(program: LoopProgram) -> LoopProgram:
-    """The same instances in the same order, in loops that know where they are."""
-    sizes = frozenset(program.sizes)
-    return replace(program, body=_visit(program.body, sizes)) if sizes else program
+    """The same instances in the same order, in loops that know where they are, and a note of those that know it only
+    in part."""
+    if not program.sizes:
+        return program
+    splitter = _Splitter(frozenset(program.sizes))
+    body = splitter.visit(program.body)
+    return replace(program, body=body, notes=(*program.notes, *splitter.notes))
 
 
-def _visit(statement: Stmt, sizes: frozenset[str]) -> Stmt:
-    match statement:
-        case Block(body):
-            return Block(tuple(_visit(inner, sizes) for inner in body))
-        case For(kind="serial" | "vector", step=1) if all(isinstance(s, Block | Store) for s in walk(statement.body)):
-            return _split(statement, sizes)
-        case For() | Alloc():
-            return replace(statement, body=_visit(statement.body, sizes))
-        case If(_, then, otherwise):
-            other = None if otherwise is None else _visit(otherwise, sizes)
-            return replace(statement, then=_visit(then, sizes), otherwise=other)
-        case Store():
-            return statement
+@dataclass(slots=True)
+class _Splitter:
+    sizes: frozenset[str]
+    notes: dict[str, None] = field(default_factory=dict)
 
+    def visit(self, statement: Stmt) -> Stmt:
+        match statement:
+            case Block(body):
+                return Block(tuple(map(self.visit, body)))
+            case For(kind="serial" | "vector", step=1) if all(
+                isinstance(s, Block | Store) for s in walk(statement.body)
+            ):
+                return self.split(statement)
+            case For() | Alloc():
+                return replace(statement, body=self.visit(statement.body))
+            case If(_, then, otherwise):
+                other = None if otherwise is None else self.visit(otherwise)
+                return replace(statement, then=self.visit(then), otherwise=other)
+            case Store():
+                return statement
 
-def _split(loop: For, sizes: frozenset[str]) -> Stmt:
-    lowers, uppers = _arms(loop.lower, "maximum"), _arms(loop.upper, "minimum")
-    if lowers is None or uppers is None or (len(lowers) == 1 == len(uppers) and (uppers[0] - lowers[0]).is_constant):
-        return loop
-    most = min(MOST_PIECES, max(1, MOST_NODES // _nodes(loop.body)))
-    whole = _Piece(loop, lowers, uppers, {})
-    for cuts in range(MOST_PIECES, -1, -1):
-        pieces = [*islice(_pieces(whole, sizes, cuts), most + 1)]
-        if len(pieces) <= most:
-            break
-    if len(pieces) == 1 and not pieces[0].values:
-        return loop
-    loops = tuple(replace(p.loop, body=map_stores(loop.body, partial(decide, values=p.values))) for p in pieces)
-    return loops[0] if len(loops) == 1 else Block(loops)
+    def split(self, loop: For) -> Stmt:
+        lowers, uppers = _arms(loop.lower, "maximum"), _arms(loop.upper, "minimum")
+        if (
+            lowers is None
+            or uppers is None
+            or (len(lowers) == 1 == len(uppers) and (uppers[0] - lowers[0]).is_constant)
+        ):
+            return loop
+        most = min(MOST_PIECES, max(1, MOST_NODES // _nodes(loop.body)))
+        whole = _Piece(loop, lowers, uppers, {})
+        for cuts in range(MOST_PIECES, -1, -1):
+            pieces = [*islice(_pieces(whole, self.sizes, cuts), most + 1)]
+            if len(pieces) <= most:
+                break
+        if cuts < MOST_PIECES:
+            note = (
+                f"{loop.axis or loop.var}: subscripts wrap around or meet an end at more places than its loop is cut "
+                f"at (pieces: {len(pieces)}); some points ask where they are"
+            )
+            self.notes[note] = None
+        if len(pieces) == 1 and not pieces[0].values:
+            return loop
+        loops = tuple(replace(p.loop, body=map_stores(loop.body, partial(decide, values=p.values))) for p in pieces)
+        return loops[0] if len(loops) == 1 else Block(loops)
 
 
 def _arms(bound: Expr, name: str) -> tuple[Affine, ...] | None:
@@ -129,26 +149,47 @@ def _nodes(body: Stmt) -> int:
 
 
 def _pieces(piece: _Piece, sizes: frozenset[str], cuts: int) -> Iterator[_Piece]:
-    """The piece in parts, each of which answers all questions that can be answered with so many cuts before it."""
-    variable = piece.loop.var
+    """The piece in parts, each of which answers all questions that can be answered with so many cuts before it.
+
+    Of several cuts, the one farthest from an end comes first: behind it, the others of that end are answered too.
+    """
+    places = {}
     for question in _questions(piece):
-        cut = _boundary(question, variable)
+        cut = _boundary(question, piece.loop.var)
         if cut is None:
             continue
         boundary, is_true_behind = cut
         if piece.is_at_least(boundary, sizes) or piece.is_less(boundary, sizes):
             value = piece.is_at_least(boundary, sizes) == is_true_behind
             yield from _pieces(piece.knowing(question, value), sizes, cuts)
-        elif cuts:
-            end = piece.end(boundary, sizes)
-            front = replace(piece, loop=replace(piece.loop, upper=end), uppers=(*piece.uppers, boundary))
-            behind = replace(piece, loop=replace(piece.loop, lower=end), lowers=(*piece.lowers, boundary))
-            yield from _pieces(front.knowing(question, not is_true_behind), sizes, cuts - 1)
-            yield from _pieces(behind.knowing(question, is_true_behind), sizes, cuts - 1)
-        else:
-            continue
+            return
+        places[question] = cut
+    if not places or not cuts:
+        yield piece
         return
-    yield piece
+    question = _farthest(piece, {question: boundary for question, (boundary, _) in places.items()})
+    boundary, is_true_behind = places[question]
+    end = piece.end(boundary, sizes)
+    front = replace(piece, loop=replace(piece.loop, upper=end), uppers=(*piece.uppers, boundary))
+    behind = replace(piece, loop=replace(piece.loop, lower=end), lowers=(*piece.lowers, boundary))
+    yield from _pieces(front.knowing(question, not is_true_behind), sizes, cuts - 1)
+    yield from _pieces(behind.knowing(question, is_true_behind), sizes, cuts - 1)
+
+
+def _farthest(piece: _Piece, boundaries: Mapping[Expr, Affine]) -> Expr:
+    """Which boundary is a number of points from the same end as the first one, and farthest from it."""
+    first, *_ = boundaries.values()
+    if any((first - lower).is_constant for lower in piece.lowers):
+        inwards = 1
+    elif any((upper - first).is_constant for upper in piece.uppers):
+        inwards = -1
+    else:
+        inwards = 0
+    steps = {question: boundary - first for question, boundary in boundaries.items()}
+    return max(
+        (question for question, step in steps.items() if step.is_constant),
+        key=lambda question: inwards * steps[question].constant,
+    )
 
 
 def _questions(piece: _Piece) -> Iterator[Expr]:

@@ -57,6 +57,22 @@ def test_most_points_meet_no_end() -> None:
     assert len(loops_of(clamped)) == 4
 
 
+@pytest.mark.parametrize("mode", ["wrap", "clamp"])
+def test_points_away_from_the_ends_ask_nothing_at_many_distances(mode: str) -> None:
+    """There are more cuts than a loop may have: those that most points need come first, and a note tells the rest."""
+
+    @po.op(dynamic=True)
+    def stencil(x: f32[N]):
+        y, near = po.tensor("y"), x.wrap() if mode == "wrap" else x.clamp()
+        y[i] = near[i - 1] + near[i + 1] + near[i - 2] + near[i + 2] + near[i - 3] + near[i + 3]
+        return y
+
+    inner = "x[i - 1] + x[i + 1] + x[i - 2] + x[i + 2] + x[i - 3] + x[i + 3]"
+    assert inner in str(stencil.lower().loops)
+    assert "i: subscripts wrap around or meet an end at more places" in str(stencil.lower().report())
+    assert "wrap around" not in str(life.lower().report()), "which has all cuts"
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 9, 16, 17, 33, 50, 99, 100, 101, 250])
 def test_rolls_of_all_sizes(size: int) -> None:
     x = np.arange(size, dtype=np.float32)
