@@ -15,6 +15,7 @@ from polyopt.dsl import affine as af
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, Condition
 from polyopt.dsl.constants import constant
+from polyopt.dsl.conversion import Converter
 from polyopt.dsl.expr import AffineSize, Element, Expr, Index, Size, free_indices, source_text, walk
 from polyopt.dsl.lower_reductions import accumulated, as_axis, lower_reduction, unguarded
 from polyopt.dsl.recognise import Scope, is_data, ranges_in
@@ -213,7 +214,10 @@ class _Reader:
         if known is not None:
             return known
         build = Builder(
-            lambda tensor: self.types.get(tensor, UNKNOWN), lower_reduction, provisional, Names(self.reserved)
+            lambda tensor: self.types.get(tensor, UNKNOWN),
+            lower_reduction,
+            Converter(provisional),
+            Names(self.reserved),
         )
         scope, left, others = _bind(build, definition)
         found = _Read(build, scope, left, others, *unguarded(definition.value, scope))
@@ -297,7 +301,7 @@ class _Reader:
             neutral = constant(int(definition.kind == "prod"), node.dtype, definition.span)
             reducer = ir.Reducer(definition.kind, node.dtype, neutral, is_contraction=definition.is_contraction)
         _check_count(node, definition)
-        tensor.state.conditions += build.conditions
+        tensor.state.conditions += build.converter.conditions
         return ir.Equation(
             name=tensor.name,
             tensor=tensor.name,

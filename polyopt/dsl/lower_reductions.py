@@ -116,7 +116,7 @@ def accumulated(
         value = build.build(body, scope, Reads(dtype, always=True))
         return Typed(build.convert(value, dtype, body.span), dtype), dtype
     natural = build.build(body, scope, reads)
-    if isinstance(natural.type, Unknown) or (isinstance(natural.type, WeakType) and build.provisional):
+    if isinstance(natural.type, Unknown) or (isinstance(natural.type, WeakType) and build.converter.provisional):
         return natural, natural.node.dtype
     result = concrete(natural.type)
     inner = accumulator(result)
@@ -222,12 +222,12 @@ def _extremum(
     if start is not None and isinstance(expr.init, Number):
         first = build.convert(start, dtype, expr.span)
         assert isinstance(first, ir.Const), "a number converts to a constant"
-        return Typed(points.reduce(name, body, first), type_ if build.provisional else dtype)
+        return Typed(points.reduce(name, body, first), type_ if build.converter.provisional else dtype)
     result = points.reduce(name, body, neutral)
     if start is not None:
         builtin = "maximum" if name == "max" else "minimum"
         result = ir.Op(builtin, (build.convert(start, dtype, expr.span), result), dtype)
-    return Typed(result, type_ if build.provisional else dtype)
+    return Typed(result, type_ if build.converter.provisional else dtype)
 
 
 def extreme(name: str, dtype: DType) -> ir.Const:

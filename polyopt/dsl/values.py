@@ -21,11 +21,9 @@ from polyopt.dsl.constants import (
     condition_value,
     constant,
     fold_weak,
-    is_condition,
     literal,
-    not_fitting,
-    recast,
 )
+from polyopt.dsl.conversion import Converter, check_passed, compare_signs, within_range
 from polyopt.dsl.expr import (
     AffineSize,
     Boundary,
@@ -46,10 +44,8 @@ from polyopt.dsl.expr import (
     source_text,
     walk,
 )
-from polyopt.dsl.integers import MOST_SIZE, in_floats, integer_range, integer_text, reach, within
 from polyopt.dsl.recognise import (
     COMPARISONS,
-    NeedsSizes,
     NotAffine,
     Scope,
     affine_of,
@@ -112,19 +108,15 @@ class Builder:
 
     type_of: the type of a tensor, as far as it is known
     lower:   turns a reduction into typed nodes
-    provisional: dtypes are still being inferred, so a reduction of weak values stays weak
+    converter: gives values the dtypes of what they meet; while it is provisional, a reduction of weak values stays weak
     names:   the axis names handed out in this equation
-    conditions: what the equation asks of the sizes: as values they fit the dtypes that they meet
-    reaches: the least and the greatest value of run-time scalars
     """
 
     type_of: Callable[[Handle], Type]
     lower: Lower
-    provisional: bool = False
+    converter: Converter = field(default_factory=Converter)
     names: Names = field(default_factory=Names)
     placeholders: dict[str, Type] = field(default_factory=dict)
-    conditions: list[af.Condition] = field(default_factory=list)
-    reaches: dict[ir.Expr, tuple[int, int]] = field(default_factory=dict)
     _memo: dict[tuple[Expr, Scope, Reads | None], Typed] = field(default_factory=dict)
     _scopes: dict[tuple[Scope, tuple[object, ...]], Scope] = field(default_factory=dict)
 
@@ -134,6 +126,10 @@ class Builder:
         for part in reversed(_left_chain(expr, lambda part: (part, *place) in self._memo)):
             self._memo[(part, *place)] = self._build(part, scope, reads)
         return self._memo[(expr, *place)]
+
+    def convert(self, value: Typed, type_: Type, span: Span | None) -> ir.Expr:
+        """The node converted to a type."""
+        return self.converter.convert(value, type_, span)
 
     def forget(self) -> None:
         """Drops what was built with earlier types of tensors or placeholders."""
@@ -172,7 +168,7 @@ class Builder:
             case Convert(arg=arg, dtype=dtype):
                 typed = self.build(arg, scope)
                 if isinstance(expr, Passed):
-                    _check_passed(expr, typed.type)
+                    check_passed(expr, typed.type)
                 return _as_leaf(Typed(self.convert(typed, dtype, expr.span), dtype), reads)
             case Choice():
                 return self._choice(expr, scope, reads)
@@ -181,7 +177,7 @@ class Builder:
             case Weakened(arg=arg, kind=kind, reach=known):
                 node = self.build(arg, scope).node
                 if known is not None:
-                    self.reaches[node] = known
+                    self.converter.reaches[node] = known
                 return Typed(node, WeakType(kind))
             case Placeholder(name=name):
                 type_ = self.placeholders[name]
@@ -363,25 +359,14 @@ class Builder:
             difference = af.constant(int(numbers[0]) - int(numbers[1]))
             return condition_value(fold(af.Compare(difference, COMPARISONS[name])))
         if isinstance(operand, DType) and operand.is_integer:
-            name, args = _within_range(name, args, operand, self.reaches)
+            name, args = within_range(name, args, operand, self.converter.reaches)
             if any(arg.type == WEAK_INT and not isinstance(arg.node, ir.Const) for arg in args):
                 operand = operand if operand.bits == i64.bits else i64
         kinds = {arg.type.kind for arg in args if isinstance(arg.type, DType)}
         if kinds == {"i", "u"} and any(arg.type == u64 for arg in args):
-            return self._compare_signs(name, args)
+            return compare_signs(name, args)
         nodes = tuple(self.convert(arg, concrete(operand), expr.span) for arg in args)
         return Typed(ir.Op(name, nodes, bool_), bool_)
-
-    def _compare_signs(self, name: str, args: tuple[Typed, ...]) -> Typed:
-        """A comparison of a signed integer with a u64, exact as NumPy's is: no dtype of integers holds both."""
-        left, right = args
-        if left.type == u64:
-            name, left, right = _MIRRORED[name], right, left
-        below = ir.Op("lt", (left.node, ir.Const(0, left.node.dtype)), bool_)
-        as_unsigned = ir.Op(name, (ir.Cast(left.node, u64), right.node), bool_)
-        if name in ("lt", "le", "ne"):
-            return Typed(ir.Op("or", (below, as_unsigned), bool_), bool_)
-        return Typed(ir.Op("and", (ir.Op("not", (below,), bool_), as_unsigned), bool_), bool_)
 
     def _logic(self, expr: Call, scope: Scope, reads: Reads | None) -> Typed:
         affine = try_condition(expr, scope)
@@ -447,77 +432,6 @@ class Builder:
             result = self._apply("mul", (result, factor), factor.type, span)
         return result
 
-    # --- conversion -------------------------------------------------------------------------------------------
-
-    def convert(self, value: Typed, type_: Type, span: Span | None) -> ir.Expr:
-        """The node converted to a type; a weak number becomes a constant of that dtype."""
-        dtype = concrete(type_)
-        if value.type == WEAK_INT == type_ and value.node.dtype == dtype:
-            return value.node  # what it meets is not known yet
-        if value.type == WEAK_INT != type_ and not self.provisional:
-            return self._settled(value.node, dtype, span)
-        if isinstance(value.type, WeakType):
-            return recast(value.node, dtype, span)
-        if value.type == dtype or value.node.dtype == dtype:
-            return value.node
-        return recast(value.node, dtype, span) if is_condition(value.node) else ir.Cast(value.node, dtype)
-
-    def _settled(self, node: ir.Expr, dtype: DType, span: Span | None) -> ir.Expr:
-        """A weak integer in the dtype that it meets. One that is no constant fits: for the call's sizes, and by the
-        reach of scalars; what a float meets is computed in f64 where it may leave 64 bits.
-
-        Raises `DTypeError` where it does not fit, and `NeedsSizes` where only numbers for sizes tell.
-        """
-        match node:
-            case ir.Const():
-                return constant(node.value, dtype, span)
-            case ir.Where(condition, then, otherwise):
-                chosen = self._settled(then, dtype, span), self._settled(otherwise, dtype, span)
-                return ir.Where(condition, *chosen, dtype)
-            case ir.Op("select", (condition, then, otherwise)):
-                chosen = self._settled(then, dtype, span), self._settled(otherwise, dtype, span)
-                return ir.Op("select", (condition, *chosen), dtype)
-            case ir.IndexValue(affine):
-                self._require_size(affine, dtype)
-                return recast(node, dtype, span)
-            case _ if dtype.is_bool:
-                return recast(node, dtype, span)
-        found = reach(node, self.reaches)
-        sizes = sorted(
-            {s for part in ir.walk(node) if isinstance(part, ir.IndexValue) for s in af.sizes_of(part.affine)}
-        )
-        if found is not None and within(found, dtype if dtype.is_integer else node.dtype):
-            if isinstance(node, ir.Op):
-                self.conditions += [af.Compare(af.size(name) - MOST_SIZE, "<=") for name in sizes]
-            return recast(node, dtype, span)
-        if dtype.is_float:
-            computed = in_floats(node, self.reaches)
-            if computed is not None:
-                return computed if dtype == f64 else ir.Cast(computed, dtype)
-        if sizes:
-            raise NeedsSizes(
-                f"whether a number made of sizes fits {i64 if dtype.is_float else dtype} depends on the sizes",
-                where=span,
-                fix=f"convert {'the sizes in it' if dtype.is_float or dtype.bits == i64.bits else 'the other operand'} "
-                "to i64 with po.cast.",
-            )
-        if found is not None:
-            ends = integer_text(found[0]), integer_text(found[1])
-            raise not_fitting(f"an integer from {ends[0]} to {ends[1]}", i64 if dtype.is_float else dtype, span)
-        if isinstance(node, ir.Op):
-            raise not_fitting("a step of the arithmetic on Python's integers", i64, span)
-        return recast(node, dtype, span)
-
-    def _require_size(self, affine: af.Affine, dtype: DType) -> None:
-        """Ask of the sizes that a number made of them fits an integer dtype."""
-        if not dtype.is_integer:
-            return
-        low, high = integer_range(dtype)
-        if dtype != i64 and not (low == 0 and af.is_nonnegative(affine)):
-            self.conditions.append(af.Compare(affine - low, ">="))
-        if dtype.bits < i64.bits:
-            self.conditions.append(af.Compare(affine - high, "<="))
-
 
 # --- small questions -------------------------------------------------------------------------------------------------
 
@@ -571,24 +485,6 @@ def _require_integer(expr: Call, operand: Type) -> None:
         )
 
 
-def _check_passed(expr: Passed, given: Type) -> None:
-    """Raises `DTypeError` where a value is not of a parameter's kind."""
-    if isinstance(given, Unknown):
-        return
-    fits = _KIND_ORDER[concrete(given).kind] <= _KIND_ORDER[expr.dtype.kind]
-    if not fits or (expr.is_exact and isinstance(given, DType) and given != expr.dtype):
-        raise DTypeError(
-            f"parameter '{expr.parameter}' is {expr.dtype} and is given '{source_text(expr.arg)}', which is "
-            f"{concrete(given)}",
-            where=expr.span,
-            fix=f"convert it: po.cast(..., {expr.dtype}).",
-            facts={"parameter": expr.parameter, "dtype": str(concrete(given))},
-        )
-
-
-_KIND_ORDER = {"b": 0, "u": 1, "i": 1, "f": 2}
-
-
 def _is_float(type_: Type) -> bool:
     return type_ == WEAK_FLOAT or (isinstance(type_, DType) and type_.is_float)
 
@@ -610,28 +506,6 @@ def _weak_or(operand: Type, weak: WeakType, strong: DType) -> Type:
     if isinstance(operand, Unknown):
         return UNKNOWN
     return weak if isinstance(operand, WeakType) else strong
-
-
-def _within_range(
-    name: str, args: tuple[Typed, ...], dtype: DType, known: Mapping[ir.Expr, tuple[int, int]]
-) -> tuple[str, tuple[Typed, ...]]:
-    """A comparison whose Python integer fits the other operand's dtype, with the same outcome for all its values.
-
-    known: how far run-time scalars reach
-    """
-    left, right = args
-    if left.type == WEAK_INT and right.type != WEAK_INT:
-        name, left, right = _MIRRORED[name], right, left
-    low, high = integer_range(dtype)
-    found = reach(right.node, known) if right.type == WEAK_INT else None
-    if found is None or (found[0] <= high and low <= found[1]):
-        return name, (left, right)
-    if found[0] > high:
-        return ("le" if name in ("lt", "le", "ne") else "gt"), (left, literal(high))
-    return ("ge" if name in ("gt", "ge", "ne") else "lt"), (left, literal(low))
-
-
-_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
 def _is_small(node: ir.Expr) -> bool:
