@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import islpy as isl
 
+from polyopt import calling
 from polyopt import report as reports
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda import buffers, mapping, partition, ring_proof
@@ -224,7 +225,9 @@ class GpuLowering(Lowering):
     @cached_property
     def info(self) -> KernelInfo:
         """How to call the kernels. shared_bytes: device memory for temporaries"""
-        return self._info(self.cuda.kernels[0].name if self.cuda.kernels else "", _workspace(self.cuda.workspace), 0)
+        entry = self.cuda.kernels[0].name if self.cuda.kernels else ""
+        workspace = _workspace(self.cuda.workspace)
+        return calling.describe(self.loops, self.settled.scop, self.program, entry, workspace, 0)
 
 
 def _workspace(arrays: Sequence[Buffer]) -> Extent:

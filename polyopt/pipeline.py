@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import islpy as isl
 
-from polyopt import picks, rewriting
+from polyopt import calling, picks, rewriting
 from polyopt import report as reports
 from polyopt import text as texts
 from polyopt.classes import dataclass
@@ -23,7 +23,7 @@ from polyopt.codegen_c import emit, mapping, streams
 from polyopt.codegen_c.llvm_text import TooLong
 from polyopt.dots import available
 from polyopt.dsl import ir
-from polyopt.dsl.affine import Affine, axes_of, condition_text
+from polyopt.dsl.affine import Affine, condition_text
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
 from polyopt.fusion import attach
 from polyopt.fusion import decide as fusion_decide
@@ -31,8 +31,7 @@ from polyopt.fusion.plan import FusionPlan
 from polyopt.loops import edges, interior, wraps
 from polyopt.loops import lower as loops_lower
 from polyopt.loops import split as loops_split
-from polyopt.loops.ir import Expr, For, LoopProgram
-from polyopt.loops.ir import walk as walk_statements
+from polyopt.loops.ir import LoopProgram
 from polyopt.options import Options
 from polyopt.picks import Question
 from polyopt.poly import cycles, dependence, extract, legality, ranges, storage
@@ -44,8 +43,8 @@ from polyopt.poly.space import isl_errors, operation_budget
 from polyopt.poly.storage import StoragePlan
 from polyopt.poly.tree import Tree
 from polyopt.rewriting import Rewritten
-from polyopt.runtime import extent, jit
-from polyopt.runtime.kernel import ArrayInfo, ConditionInfo, KernelInfo, SiteInfo
+from polyopt.runtime import jit
+from polyopt.runtime.kernel import KernelInfo
 from polyopt.target import Target
 from polyopt.tiling import apply as tiling_apply
 from polyopt.tiling import copies, dots, pack
@@ -408,7 +407,7 @@ class Lowering:
 
     @cached_property
     def _loops(self) -> LoopProgram:
-        in_place = _in_place(self.scop, self.program)
+        in_place = calling.in_place(self.scop, self.program)
         mapped = self._decided.mapping
         streamed = streams.apply(self._scanned, mapped.streams, in_place, mapped.ahead)
         return edges.split(wraps.split(loops_split.split(interior.split(streamed))))
@@ -521,34 +520,9 @@ class Lowering:
     @cached_property
     def info(self) -> KernelInfo:
         """How to call the kernel."""
-        return self._info(
-            self.module.entry, _as_extent(self.module.shared_bytes), _as_extent(self.module.private_bytes)
-        )
-
-    def _info(self, entry: str, shared_bytes: extent.Extent, private_bytes: extent.Extent) -> KernelInfo:
-        loops = self.loops
-        return KernelInfo(
-            entry=entry,
-            arguments=tuple(
-                ArrayInfo(
-                    buffer.name,
-                    buffer.dtype,
-                    "output" if buffer.name in loops.written else "input",
-                    tuple(extent.from_expr(e) for e in buffer.callers_shape),
-                    None if buffer.strides is None else tuple(extent.from_expr(e) for e in buffer.strides),
-                )
-                for buffer in loops.arguments
-            ),
-            parameters=loops.sizes,
-            shared_bytes=shared_bytes,
-            private_bytes=private_bytes,
-            is_parallel=any(isinstance(s, For) and s.kind == "parallel" for s in walk_statements(loops.body)),
-            sites=tuple(SiteInfo(site.array, site.dimension, site.span) for site in loops.sites),
-            conditions=tuple(
-                ConditionInfo(condition_text(c), extent.from_condition(c)) for c in self.program.conditions
-            ),
-            in_place=_in_place(self.settled.scop, self.program),
-        )
+        module = self.module
+        shared, private = calling.as_extent(module.shared_bytes), calling.as_extent(module.private_bytes)
+        return calling.describe(self.loops, self.settled.scop, self.program, module.entry, shared, private)
 
     def __str__(self) -> str:
         return str(self.loops)
@@ -556,37 +530,3 @@ class Lowering:
     def _repr_html_(self) -> str:
         """What a notebook shows: the loops, which fold."""
         return texts.fragment(self.program.name, str(self.loops))
-
-
-def _as_extent(amount: int | Expr) -> extent.Extent:
-    return amount if isinstance(amount, int) else extent.from_expr(amount)
-
-
-def _in_place(scop: Scop, program: ir.Program) -> tuple[tuple[str, str], ...]:
-    """Pairs (result, input) that may be the same memory.
-
-    Every instance that reads an element of the input is the one that writes that element of the result, after
-    reading it, and nothing else writes the result.
-    """
-    pairs = []
-    for result in program.results:
-        writers = scop.writers(result)
-        for parameter in program.parameters:
-            if program.tensor(parameter).dtype != program.tensor(result).dtype:
-                continue
-            readers = {s.name for s in scop.statements if any(a.read.tensor == parameter for a in s.reads)}
-            same = all(
-                access.read.boundary is None and _is_same_element(access.read.subscripts, writer.subscripts)
-                for writer in writers
-                for access in writer.reads
-                if access.read.tensor == parameter
-            )
-            plain = all(w.role == "define" for w in writers) and len(writers) == 1
-            if plain and readers <= {w.name for w in writers} and same:
-                pairs.append((result, parameter))
-    return tuple(pairs)
-
-
-def _is_same_element(read: tuple[ir.Subscript, ...], written: tuple[ir.Subscript, ...]) -> bool:
-    """Whether a reference in a definition is to the element that it defines."""
-    return read == written and all(isinstance(s, Affine) and axes_of(s) for s in read)
