@@ -20,7 +20,7 @@ from polyopt import report as reports
 from polyopt import text as texts
 from polyopt.classes import dataclass
 from polyopt.codegen_c import emit, mapping, streams
-from polyopt.codegen_c.llvm_text import TooLong
+from polyopt.codegen_c.llvm_text import MOST_LINES_OF_ALL, TooLong
 from polyopt.dots import available
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, condition_text
@@ -63,8 +63,8 @@ PROOF_OPERATIONS = 3_000_000
 """What isl may do to prove one schedule: a second or two, where our operators take a twentieth of one."""
 
 MOST_LINES = 30_000
-"""Of LLVM's instructions: some seconds of its work, which grows faster than they do. Kernels have a few thousand, as a
-rule."""
+"""Of LLVM's instructions in one function: some seconds of its work, which grows faster than they do. Kernels have a few
+thousand, as a rule."""
 
 PLAN_OPERATIONS = 400_000
 """What isl may do for one plan (copies, fusion, tiles and storage); beyond it, a plainer plan is made."""
@@ -476,7 +476,8 @@ class Lowering:
         except TooLong:
             raise ScheduleError(
                 f"the kernel of '{self.program.name}' is too long",
-                why=f"more than {MOST_LINES} lines of LLVM's instructions",
+                why=f"more than {MOST_LINES} lines of LLVM's instructions in a function, or {MOST_LINES_OF_ALL} "
+                "times that in all",
                 facts={"most": MOST_LINES},
             ) from None
         _STAGE_LOGS["codegen"].debug("%s:\n%s", self.program.name, self._loops)

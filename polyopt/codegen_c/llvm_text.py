@@ -104,15 +104,19 @@ class _Scope:
     known: dict[str, Value] = field(default_factory=dict)
 
 
+MOST_LINES_OF_ALL = 4
+"""Times what one function may have: LLVM's work grows faster than a function does, and as their number does."""
+
+
 class TooLong(Exception):
-    """A module has more lines than its writer wants to have compiled."""
+    """A function or a module has more lines than its writer wants to have compiled."""
 
 
 class Module:
     """A module under construction: declarations are collected as they are used."""
 
     def __init__(self, vector_bits: int, most_lines: int | None = None) -> None:
-        """most_lines: of instructions, beyond which `TooLong` is raised"""
+        """most_lines: of instructions in one function, beyond which `TooLong` is raised"""
         self._most_lines = most_lines
         self._lines = 0
         self._attributes = f'attributes #0 = {{ nounwind "prefer-vector-width"="{vector_bits}" }}'
@@ -127,10 +131,11 @@ class Module:
         self._names += 1
         return f"{prefix}{self._names}"
 
-    def count(self) -> None:
-        """Note one more line. Raises `TooLong` where that is one too many."""
+    def count(self, of_function: int) -> None:
+        """Note one more line, and how many its function has. Raises `TooLong` where either is too many."""
         self._lines += 1
-        if self._most_lines is not None and self._lines > self._most_lines:
+        most = self._most_lines
+        if most is not None and (of_function > most or self._lines > MOST_LINES_OF_ALL * most):
             raise TooLong
 
     def declare(self, text: str) -> None:
@@ -168,6 +173,7 @@ class Function:
         self._root: Lines = []
         self._scopes = [_Scope("entry", self._root)]
         self._count = 0
+        self._lines = 0
         self._versions: dict[str, int] = {}
         self._levels: dict[str, int] = {}
 
@@ -189,9 +195,13 @@ class Function:
         self._count += 1
         return f"%v{self._count}"
 
+    def _note_line(self) -> None:
+        self._lines += 1
+        self.module.count(self._lines)
+
     def line(self, text: str) -> None:
         """A line at the current place."""
-        self.module.count()
+        self._note_line()
         self._scopes[-1].lines.append(f"  {text}")
 
     def instruction(
@@ -226,7 +236,7 @@ class Function:
         return Value(text, scalar, lanes, self._levels.get(text, 0))
 
     def _append(self, scope: _Scope, level: int, text: str, scalar: str, lanes: int) -> Value:
-        self.module.count()
+        self._note_line()
         name = self.name()
         scope.lines.append(f"  {name} = {text}")
         self._levels[name] = level

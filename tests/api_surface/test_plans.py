@@ -93,6 +93,25 @@ def test_a_kernel_that_llvm_would_take_minutes_for_is_planned_plainly(caplog: py
     assert_array_equal(op(x, w), op.reference(x, w))
 
 
+def test_a_kernel_of_many_steps_may_be_long_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three layers of a transformer had 32,000 lines, and so the plainest of plans; no function had a third of them."""
+
+    @po.op
+    def layers(x: f32[M, M]):
+        for _ in range(4):
+            x = po.maximum(x @ x, 0)
+        return x
+
+    text = layers.lower(M=513).source("llvm")
+    longest = max(function.count("\n") for function in text.split("define "))
+    most = longest * 11 // 10
+    monkeypatch.setattr("polyopt.pipeline.MOST_LINES", most)
+    assert 2 * most < text.count("\n")
+    assert layers.lower(M=515).fallback == ""
+    monkeypatch.setattr("polyopt.pipeline.MOST_LINES", longest // 2)
+    assert "is too long" in layers.lower(M=517).fallback
+
+
 def test_a_long_axis_is_planned_as_fast_as_a_short_one() -> None:
     @po.op
     def product(x: f64[M, K], w: f64[K, N]):
