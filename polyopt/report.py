@@ -14,6 +14,7 @@ from polyopt.poly.legality import Proof
 from polyopt.poly.scop import Array, Scop, Statement
 from polyopt.poly.storage import StoragePlan
 from polyopt.runtime.extent import Extent, evaluate, from_affine
+from polyopt.runtime.extent import text as extent_text
 from polyopt.runtime.kernel import KernelInfo
 from polyopt.tiling.extents import ASSUMED, Extents
 from polyopt.tiling.plan import TilingPlan
@@ -92,8 +93,8 @@ class Report:
             f"  operations            {self.flops}",
             f"  compulsory bytes      {self.bytes}",
             f"  operations per byte   {self.intensity:.2f}, so bound by {self.bound}",
-            f"  temporary bytes       {self.temporary_bytes}",
-            f"  and for each thread   {self.private_bytes}",
+            f"  temporary bytes       {extent_text(self.temporary_bytes)}",
+            f"  and for each thread   {extent_text(self.private_bytes)}",
         ]
         if self.fallback:
             lines.append(f"  FALLBACK to the plain order: {self.fallback}")

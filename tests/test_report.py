@@ -30,6 +30,11 @@ def test_symbolic_sizes_are_assumed_alike_in_operations_and_bytes() -> None:
     assert str(whole).splitlines()[0] == "linear_relu"
 
 
+def test_bytes_of_symbolic_sizes_are_written_as_a_person_writes_them() -> None:
+    sheet = str(jacobi_2d.lower(steps=10, target=MACHINE).report())
+    assert "  temporary bytes       64*(" in sheet and "'mul'" not in sheet
+
+
 def test_what_limits_a_kernel_follows_from_its_intensity() -> None:
     assert linear_relu.lower(M=512, N=512, K=512).report().bound == "compute"
     assert softmax.lower(M=10, N=10).report().intensity > 0

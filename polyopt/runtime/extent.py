@@ -51,6 +51,60 @@ def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:
             raise ValueError(f"not an extent: {extent!r}")
 
 
+def text(extent: Extent) -> str:
+    """The extent as a person writes it, multiplied out: `("mul", ("add", "N", 1), 4)` is `4*N + 4`."""
+    joined = ""
+    for atoms, factor in sorted(_polynomial(extent).items(), key=lambda term: (-len(term[0]), term[0])):
+        number = () if abs(factor) == 1 and atoms else (str(abs(factor)),)
+        sign = "-" if factor < 0 else "+"
+        joined += f" {sign} {'*'.join((*number, *atoms))}"
+    if joined.startswith(" - "):
+        return f"-{joined.removeprefix(' - ')}"
+    return joined.removeprefix(" + ") or "0"
+
+
+_Polynomial = dict[tuple[str, ...], int]
+"""The factor of each product of sizes and of what is no sum or product of them."""
+
+
+def _polynomial(extent: Extent) -> _Polynomial:
+    match extent:
+        case int():
+            return {(): extent} if extent else {}
+        case str():
+            return {(extent,): 1}
+        case ("add" | "sub" as operation, left, right):
+            return _sum(_polynomial(left), _polynomial(right), 1 if operation == "add" else -1)
+        case ("neg", part):
+            return _sum({}, _polynomial(part), -1)
+        case ("mul", left, right):
+            total: _Polynomial = {}
+            for one, factor in _polynomial(left).items():
+                product = {tuple(sorted((*one, *other))): factor * times for other, times in _polynomial(right).items()}
+                total = _sum(total, product, 1)
+            return total
+        case ("maximum", part, 0) if all(factor > 0 for factor in _polynomial(part).values()):
+            return _polynomial(part)  # sizes are not negative
+        case (operation, *operands):
+            return {(_call(operation, [text(operand) for operand in operands]),): 1}
+        case _:
+            raise ValueError(f"not an extent: {extent!r}")
+
+
+def _sum(left: _Polynomial, right: _Polynomial, times: int) -> _Polynomial:
+    total = {atoms: left.get(atoms, 0) + times * right.get(atoms, 0) for atoms in (*left, *right)}
+    return {atoms: factor for atoms, factor in total.items() if factor}
+
+
+def _call(operation: str, operands: list[str]) -> str:
+    signs = {"floordiv": "//", "mod": "%"}
+    if operation in signs:
+        left, right = (operand if operand.isalnum() else f"({operand})" for operand in operands)
+        return f"({left}{signs[operation]}{right})"
+    names = {"maximum": "max", "minimum": "min"}
+    return f"{names.get(operation, operation)}({', '.join(operands)})"
+
+
 def from_affine(affine: Affine) -> Extent:
     """The extent with the value of an affine expression over sizes."""
     total: Extent = affine.constant
