@@ -38,6 +38,7 @@ _EXTREMA = ("min.s32", "max.s32")
 _WRITES = ("st.", "atom.", "red.")
 _MINUS_ZERO = "0f80000000"
 _ONES = {"0f3F800000", "0fBF800000"}
+_UNITS = _ONES | {_MINUS_ZERO, "0f00000000"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ def _of_kernel(text: str) -> Iterator[tuple[Kind, str]]:
         if address and operation.startswith(_WRITES) and ".shared" not in operation:
             written |= arrays[address[1]]
     negated = made.copies(target for operation, target, sources in made if _negates(operation, sources, made))
+    lost = made.with_lost_zero()
     chained = {operation: made.chained(operation) for operation in _EXTREMA}
     for operation, operands in lines:
         text_of_line = f"{operation} {operands}"
@@ -79,7 +81,7 @@ def _of_kernel(text: str) -> Iterator[tuple[Kind, str]]:
             yield "lost sign", text_of_line
         elif operation in ("neg.s16", "abs.s16") and not made.is_small(registers[1]):
             yield "negated half", text_of_line
-        elif operation in ("selp.f32", "mov.f32") and made.has_lost_zero(registers[0]):
+        elif operation in ("selp.f32", "mov.f32") and registers[0] in lost:
             yield "zero without sign", text_of_line
 
 
@@ -94,6 +96,10 @@ class _Registers:
             targets, _, sources = _split(operands)
             for target in targets:
                 self._made[target].append((operation, sources))
+        self._moved: defaultdict[str, list[str]] = defaultdict(list)
+        for operation, target, sources in self:
+            for source in _REGISTER.findall(sources) if operation.startswith("mov.") else ():
+                self._moved[source].append(target)
 
     def __iter__(self) -> Iterator[tuple[str, str, str]]:
         return ((operation, target, sources) for target, made in self._made.items() for operation, sources in made)
@@ -119,22 +125,24 @@ class _Registers:
 
     def copies(self, registers: Iterable[str]) -> set[str]:
         """The registers, and those that one of them is moved to."""
-        found = set(registers)
-        moves = [(target, sources) for operation, target, sources in self if operation.startswith("mov.")]
-        while True:
-            more = {target for target, sources in moves if found.intersection(_REGISTER.findall(sources))} - found
-            if not more:
-                return found
-            found |= more
+        found, waiting = set(), list(registers)
+        while waiting:
+            register = waiting.pop()
+            if register not in found:
+                found.add(register)
+                waiting += self._moved[register]
+        return found
 
     def chained(self, operation: str) -> set[str]:
         """The results of an operation that are operands of another one like it, or have operands that are results."""
-        results = {target: sources for made, target, sources in self if made == operation}
+        users: defaultdict[str, set[str]] = defaultdict(set)
+        for made, target, sources in self:
+            for source in _REGISTER.findall(sources) if made == operation else ():
+                users[source].add(target)
         found: set[str] = set()
-        for result in results:
-            copies = self.copies([result])
-            users = {user for user, sources in results.items() if copies.intersection(_REGISTER.findall(sources))}
-            found |= users | ({result} if users else set())
+        for result in set().union(*users.values()):
+            used = set().union(*(users[copy] for copy in self.copies([result]) if copy in users))
+            found |= used | ({result} if used else set())
         return found
 
     def is_constant(self, operand: str, value: str) -> bool:
@@ -147,21 +155,26 @@ class _Registers:
         """Whether 16 bits hold less than they could: a byte, or a number shifted to the right."""
         return all(operation in ("cvt.s16.s8", "shr.s16") for operation, _ in self._made[register])
 
-    def has_lost_zero(self, register: str) -> bool:
-        """Whether a register gets -0.0, or else 1.0 or -1.0, which ptxas then makes of a mask or an integer."""
-        values = self.chosen(register)
-        return _MINUS_ZERO in values and bool(values & _ONES) and values <= _ONES | {_MINUS_ZERO, "0f00000000"}
-
-    def chosen(self, operand: str, seen: frozenset[str] = frozenset()) -> set[str]:
-        """The constants among which an operand is selected; itself, where it is something else."""
-        made = self._made.get(operand)
-        if made is None or operand in seen or any(not one.startswith(("mov.", "selp.")) for one, _ in made):
-            return {operand}
-        found: set[str] = set()
-        for operation, sources in made:
+    def with_lost_zero(self) -> set[str]:
+        """The registers that get -0.0, or else 1.0 or -1.0, which ptxas then makes of a mask or an integer."""
+        values: defaultdict[str, set[str]] = defaultdict(set)  # that moves and selections put there
+        users: defaultdict[str, set[str]] = defaultdict(set)
+        for operation, target, sources in self:
+            if not operation.startswith(("mov.", "selp.")):
+                values[target].add("another")
+                continue
             for source in sources.split(",")[: 2 if operation.startswith("selp.") else 1]:
-                found |= self.chosen(source.strip(), seen | {operand})
-        return found
+                users[source.strip()].add(target)
+        for source in [one for one in users if one not in self._made]:
+            values[source].add(source if source in _UNITS else "another")
+        waiting = list(values)
+        while waiting:
+            source = waiting.pop()
+            for target in users[source]:
+                if not values[source] <= values[target]:
+                    values[target] |= values[source]
+                    waiting.append(target)
+        return {one for one, got in values.items() if _MINUS_ZERO in got and got & _ONES and got <= _UNITS}
 
 
 def _split(operands: str) -> tuple[list[str], str, str]:
