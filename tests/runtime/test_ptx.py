@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+from collections.abc import Sequence
 
 import pytest
 
@@ -83,6 +84,22 @@ def test_a_fault_that_stays_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(compilers, "_remedies", lambda slow: dict.fromkeys(ptx.REMEDIES, slow))
     with pytest.raises(CompileError, match="gets a kernel wrong"):
         compilers.compile_text(FAULTS["stale load"], "sm_90")
+
+
+def test_a_fault_that_a_remedy_brings_is_mended_too() -> None:
+    """Without `__restrict__` the compiler makes other PTX, which may have other faults."""
+    head = ".visible .entry f(\n)\n{\n\tld.param.u64 \t%rd1, [f_param_0];\n\tcvta.to.global.u64 \t%rd2, %rd1;\n"
+    stale = f"{head}\tld.global.nc.u16 \t%rs1, [%rd2];\n\tst.global.u16 \t[%rd2], %rs1;\n}}\n"
+    half = f"{head}\tld.global.u16 \t%rs1, [%rd2];\n\tneg.s16 \t%rs2, %rs1;\n}}\n"
+    runs: list[list[str]] = []
+
+    def make(options: Sequence[str]) -> compilers._Made:
+        runs.append(list(options))
+        return compilers._Made((half if options else stale).encode(), b"", "")
+
+    compiled = compilers._checked(make, compilers._remedies("-O0"), "cubin", "NVRTC")
+    assert [fault.kind for fault in compiled.faults] == ["stale load", "negated half"]
+    assert runs == [[], ["-D__restrict__="], ["-D__restrict__=", "-O0"]]
 
 
 def of_kernel(body: str) -> list[ptx.Kind]:

@@ -102,23 +102,27 @@ class _Made:
 
 
 def _checked(make: Callable[[Sequence[str]], _Made], remedies: Mapping[ptx.Kind, str], kind: Kind, by: str) -> Compiled:
-    """What a compiler makes, compiled again with remedies where the first time something is known to come out wrong.
+    """What a compiler makes, compiled again with remedies as long as something is known to come out wrong.
 
     make: runs the compiler with more options
     Raises `CompileError` where a fault stays that only other PTX can mend.
     """
-    made = make(())
-    faults = ptx.faults(made.ptx.decode())
-    if not faults:
-        return Compiled(made.code(kind), made.log, by)
-    for fault in {fault.kind: fault for fault in faults}.values():
-        level = logging.INFO if fault.kind == "stale load" else logging.WARNING  # the others make kernels slow
-        _log.log(level, "%s would get a kernel wrong, %s; compiled %s", by, fault, ptx.REMEDIES[fault.kind])
-    made = make(sorted({remedies[fault.kind] for fault in faults}))
-    for fault in ptx.faults(made.ptx.decode()):
-        if fault.kind == "stale load":
-            raise CompileError(f"{by} gets a kernel wrong", why=str(fault), facts={"compiler": by})
-    return Compiled(made.code(kind), made.log, by, tuple(faults))
+    found: list[ptx.Fault] = []
+    given: set[str] = set()
+    while True:
+        made = make(sorted(given))
+        faults = ptx.faults(made.ptx.decode())
+        for fault in faults:
+            if fault.kind == "stale load" and remedies[fault.kind] in given:
+                raise CompileError(f"{by} gets a kernel wrong", why=str(fault), facts={"compiler": by})
+        new = [fault for fault in faults if remedies[fault.kind] not in given]
+        if not new:
+            return Compiled(made.code(kind), made.log, by, tuple(found))
+        for fault in {fault.kind: fault for fault in new}.values():
+            level = logging.INFO if fault.kind == "stale load" else logging.WARNING  # the others make kernels slow
+            _log.log(level, "%s would get a kernel wrong, %s; compiled %s", by, fault, ptx.REMEDIES[fault.kind])
+        found += new
+        given |= {remedies[fault.kind] for fault in new}
 
 
 def _refused(compiler: str, arch: str, messages: str) -> CompileError:

@@ -15,7 +15,7 @@ from polyopt.errors import BackendUnavailable, CompileError
 
 HERE = Path(__file__).parent
 RUNTIME_SOURCES = ("po_fibers.cpp", "po_checks.cpp", "po_counters.cpp", "po_products.cpp", "po_groups.cpp")
-HEADERS = ("po_emu.h", "po_runtime.h", "po_ptx.h")
+HEADERS = ("po_emu.h", "po_runtime.h")
 VOCABULARY = Path(source.__file__).parent / "po_device.h"
 _INCLUDES = ("-I", str(HERE), "-I", str(VOCABULARY.parent))
 _COMMON = ("-std=c++17", "-fPIC", "-w")
