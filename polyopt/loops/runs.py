@@ -109,7 +109,7 @@ class _Leaf:
         read = _Reader([_name(loop) for loop in self.loops], domain)
         points = read.everywhere
         for depth, loop in enumerate(self.loops):
-            points = points & read.iterations(loop, depth)
+            points = points & read.iterations(loop, depth, points)
         for test, wanted in self.tests:
             holds = read.condition(test)
             points = points & (holds if wanted else holds.complement())
@@ -152,6 +152,10 @@ def _parts(expr: isl.AstExpr, op: isl.ast_expr_op_type) -> Iterator[isl.AstExpr]
         yield expr
 
 
+def _floors(value: isl.PwAff) -> int:
+    return sum(aff.dim(isl.dim_type.div) + 1 for _, aff in value.get_pieces())
+
+
 def _name(loop: isl.AstNode) -> str:
     return loop.for_get_iterator().get_id().get_name()
 
@@ -167,8 +171,11 @@ class _Reader:
         self._sizes = tuple(space.get_dim_name(isl.dim_type.param, n) for n in range(space.dim(isl.dim_type.param)))
         self.everywhere = isl.Set.universe(space)
 
-    def iterations(self, loop: isl.AstNode, depth: int) -> isl.Set:
-        """The values that a loop's iterator has, whose ends those of the `depth` loops around it give."""
+    def iterations(self, loop: isl.AstNode, depth: int, around: isl.Set) -> isl.Set:
+        """The values that a loop's iterator has, whose ends those of the `depth` loops around it give.
+
+        around: the iterations of those loops
+        """
         own, step = self._set_dim(depth), loop.for_get_inc().get_val()
         self._known = depth
         try:
@@ -182,7 +189,11 @@ class _Reader:
                 points = points & _COMPARISONS[operation(condition)](own, self.value(last))
             if step.to_python() == 1:
                 return points
-            return points & own.sub(self.value(loop.for_get_init())).mod_val(step).eq_set(self._number(0))
+            starts = [self.value(first) for first in _parts(loop.for_get_init(), _OP.max)]
+            start = min(starts, key=_floors)
+            if not all(around.is_subset(start.sub(other).mod_val(step).eq_set(self._number(0))) for other in starts):
+                start = reduce(isl.PwAff.max, starts)
+            return points & own.sub(start).mod_val(step).eq_set(self._number(0))
         finally:
             self._known = len(self._iterators)
 

@@ -504,3 +504,18 @@ def test_two_wrapped_reads_in_a_long_expression_are_not_written_out_nine_times()
     x0, x1 = draw((40, 32), "u8", 0, 6, seed=53933), draw((100,), "u8", 0, 255, seed=52052)
     compare(long, (x0, x1, draw((2,), "i32", 0, 1, seed=0)))
     assert long.lower().module.text.count("\n") < 6500, "9,232 with all remainders decided"
+
+
+def test_strided_loops_that_start_at_one_of_many_places_are_read_back_in_time() -> None:
+    """Which of `max(0, 8*((N - j_block + 2)//8) - 512, ...)` a loop of tiles starts at matters to none of its steps."""
+
+    @po.op(dynamic=True)
+    def some(x: po.i32[M, N]):
+        y = po.tensor("y", dtype=po.f64)
+        least = po.min(po.cast(1, po.f64), ii, where=(ii > N - j), init=1)
+        y[i] += po.where((2 * j - i // 2 - 1) % 4 <= 1, x[i, j], least)
+        return y
+
+    x = draw((9, 8), "i32", -3, 3, seed=25838)
+    assert not some.lower(x).settled.fallback
+    compare(some, (x,), plans=(35972, 12062))
