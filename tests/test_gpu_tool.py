@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from polyopt import compilation
+from polyopt import Op, compilation
 from polyopt.runtime.cuda import devices
-from tools.gpu import copies, counters, probes, programs, run, together
+from tools.gpu import contractions, copies, counters, probes, programs, run, together
 
 
 def test_a_dry_run_writes_what_is_known(tmp_path: Path) -> None:
@@ -34,6 +36,26 @@ def test_random_programs_run_on_whatever_is_the_gpu() -> None:
     assert found["counts"]["agrees"] >= 1 and found["last"] == programs.FIRST_SEED + 6
 
 
+def test_random_contractions_run_on_whatever_is_the_gpu() -> None:
+    emulator = compilation.emulator()
+    small = contractions.FIRST_SEED + 5
+    with devices.use(emulator):
+        found = contractions.run(small, 1, most=1)
+    assert found == {"counts": {"of_any_size": 1}, "last": small, "failures": []} and emulator.found == []
+
+
+@pytest.mark.parametrize("kind", contractions.KINDS[-2:])
+def test_a_wrong_contraction_is_told(kind: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contractions, "failure", lambda *_: "1 element is wrong")
+    monkeypatch.setattr(contractions, "KINDS", (kind,))
+    monkeypatch.setattr(contractions, "MOST_FAILURES", 1)
+    monkeypatch.setattr(Op, "on", lambda op, _: lambda *arrays: np.asarray(op.reference(*arrays)) + 1)
+    with devices.use(compilation.emulator()):
+        found = contractions.run(contractions.FIRST_SEED, 1, most=10)
+    assert len(found["failures"]) == 1 and not sum(found["counts"].values())
+    assert "wrong" in found["failures"][0]["detail"], found
+
+
 def test_every_byte_of_an_array_goes_to_the_gpu_and_back() -> None:
     emulator = compilation.emulator()
     with devices.use(emulator):
@@ -47,6 +69,13 @@ def test_what_processes_say_is_collected_and_so_is_what_they_die_of(tmp_path: Pa
     found = together.collected("json.tool", lambda n, _: ["--compact", str(told if n == 0 else tmp_path)], 60, 2)
     assert found[0] == {"calls": 3}
     assert "ended with" in found[1]["died"]
+
+
+def test_a_process_that_does_not_end_is_ended_and_says_what_it_was_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "MOST_SECONDS_OVER", 1)
+    code = "from tools.gpu.together import told; told(640); print('{}', 'x' * 200000); import time; time.sleep(600)"
+    found = together.collected("timeit", lambda *_: ["-n1", "-r1", code], 0, 2)
+    assert len(found) == 2 and all(one["died"] == "ended with -9: seed 640\n" for one in found)
 
 
 PROFILE = """\

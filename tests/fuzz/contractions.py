@@ -80,9 +80,11 @@ def rewrites(contraction: Contraction, target: Target) -> set[str]:
     return {rewrite for rewrite in REWRITES if any(rewrite in array.name for array in lowering.scop.arrays)}
 
 
-def failure(contraction: Contraction) -> str:
-    """What is wrong with the kernel's result; empty where it is exact."""
+def failure(contraction: Contraction, target: Target | None = None) -> str:
+    """What is wrong with the result of its kernel for a target, this machine's by default; empty where it is exact."""
     operator = load(contraction.source)
+    if target is not None:
+        operator = operator.on(target)
     arguments = contraction.arguments
     with settings.override(num_threads=contraction.threads):
         got = operator(*arguments)

@@ -20,7 +20,7 @@ from polyopt.fuzz.check import check
 from polyopt.fuzz.expressions import EXACT_FUNCTIONS
 from polyopt.fuzz.generate import random_case
 from polyopt.runtime.cuda import devices
-from tools.gpu.together import collected
+from tools.gpu.together import told, totals
 
 FIRST_SEED = 7_000_000_000
 """Far from the seeds of other campaigns."""
@@ -47,7 +47,7 @@ def run(first: int, step: int, seconds: float = math.inf, most: int = sys.maxsiz
     for seed in range(first, first + most * step, step):
         if time.monotonic() >= end or len(failures) >= MOST_FAILURES:
             break
-        case = case_of(seed, arch)
+        case = case_of(told(seed), arch)
         outcome = check(case)
         counts[outcome.verdict] += 1
         counts["kernels"] += outcome.kernels
@@ -60,21 +60,7 @@ def run(first: int, step: int, seconds: float = math.inf, most: int = sys.maxsiz
 
 def run_together(seconds: float, processes: int | None = None) -> dict[str, Any]:
     """The same with a process for each core but one; one that dies is a failure."""
-    counts: Counter[str] = Counter()
-    failures: list[dict[str, Any]] = []
-    last = FIRST_SEED
-
-    def arguments(number: int, count: int) -> list[str]:
-        return [str(FIRST_SEED + number), str(count), str(seconds)]
-
-    for found in collected("tools.gpu.programs", arguments, seconds, processes):
-        if "died" in found:
-            failures.append({"kind": "a process died", "detail": found["died"]})
-            continue
-        counts.update(found["counts"])
-        failures += found["failures"]
-        last = max(last, found["last"])
-    return {"seeds": [FIRST_SEED, last], "counts": dict(counts), "failures": failures}
+    return totals("tools.gpu.programs", FIRST_SEED, seconds, processes)
 
 
 if __name__ == "__main__":

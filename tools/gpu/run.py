@@ -4,10 +4,11 @@
 2. runs the CUDA tests, whose kernels then run on the hardware;
 3. runs the probes on the GPU and on the emulator and compares their bits;
 4. runs random programs on the GPU and holds each against its reference, two minutes long;
-5. sends arrays to the GPU and back from all cores at once, and looks whether every byte arrives;
-6. counts sectors and wavefronts of some kernels with Nsight Compute and on the emulator;
-7. times the benchmark table;
-8. writes all of it as JSON.
+5. runs random contractions of larger sizes on the GPU and holds each to its exact result;
+6. sends arrays to the GPU and back from all cores at once, and looks whether every byte arrives;
+7. counts sectors and wavefronts of some kernels with Nsight Compute and on the emulator;
+8. times the benchmark table;
+9. writes all of it as JSON.
 
 `--dry` does without a GPU what can be done: the tests and probes run on the emulator, the table's kernels are compiled
 for sm_90, and every time is "not measured".
@@ -33,8 +34,9 @@ ROOT = Path(__file__).parents[2]
 NOT_MEASURED = "not measured"
 TESTS = ("tests/codegen_cuda", "tests/runtime/test_gpu.py", "tests/operators")
 ARCH = "sm_90"
-STEPS = ("tests", "probes", "programs", "copies", "counters", "table")
+STEPS = ("tests", "probes", "programs", "contractions", "copies", "counters", "table")
 COPY_SECONDS = 10
+CONTRACTION_SECONDS = 40
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "tests": lambda: _tests(options.tests),
         "probes": lambda: _probes(options.dry, options.save_probes),
         "programs": lambda: _programs(options.dry, options.seconds),
+        "contractions": lambda: _contractions(options.dry),
         "copies": lambda: _copies(options.dry),
         "counters": lambda: _counters(options.dry),
         "table": lambda: _table(options.dry, options.rows),
@@ -82,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 def _is_good(results: Mapping[str, Any]) -> bool:
     differ = results.get("probes", {}).get("differ", {})
     wrong = [row for row in results.get("table", []) if row.get("failure")]
-    wrong += results.get("programs", {}).get("failures", [])
+    wrong += results.get("programs", {}).get("failures", []) + results.get("contractions", {}).get("failures", [])
     wrong += [one for one in results.get("copies", []) if one.get("wrong") or "died" in one]
     return not any(differ.values()) and results.get("tests", {}).get("rc", 0) == 0 and not wrong
 
@@ -153,6 +156,12 @@ def _programs(dry: bool, seconds: float) -> dict[str, Any]:
     from tools.gpu import programs
 
     return {"counts": NOT_MEASURED, "failures": []} if dry else programs.run_together(seconds)
+
+
+def _contractions(dry: bool) -> dict[str, Any]:
+    from tools.gpu import contractions
+
+    return {"counts": NOT_MEASURED, "failures": []} if dry else contractions.run_together(CONTRACTION_SECONDS)
 
 
 def _copies(dry: bool) -> list[dict[str, Any]]:
