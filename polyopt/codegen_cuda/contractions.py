@@ -7,13 +7,13 @@ copies run ahead in a ring where the machine copies asynchronously and shared me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Literal
 
 from polyopt.classes import dataclass
-from polyopt.codegen_cuda.cost import SECTOR_BYTES, access_bytes, power_above
+from polyopt.codegen_cuda.cost import SECTOR_BYTES, access_bytes, length, power_above
 from polyopt.codegen_cuda.instructions import ATOM_BYTES, GROUPS, Instruction, instruction_of
 from polyopt.codegen_cuda.plan import Contraction, CudaNest
 from polyopt.codegen_cuda.rings import MOST_SLOTS, slots_of
@@ -47,6 +47,16 @@ LEAST_SIDE = 8
 LONG_SUM = 256
 """Points along a side from which on a tile pays, though the smallest has 32, where sums have so many terms: an operand
 comes once, and not for each of its results."""
+
+WRITTEN_OUT = 2400
+"""Instructions of the points of a thread, whose sums are registers: each point is written out, and what is summed for
+as many terms as come at once. Beyond it, tiles are smaller; 30,000 lines of PTX took the compiler half a minute."""
+
+GROUP_WRITTEN_OUT = 5120
+"""The same of tiles of four warps, who compute nothing but what comes before and after the sum."""
+
+TERMS = 4
+"""That come at once."""
 
 PIECE_BYTES = 64
 """Bytes along the sum of one piece of an operand: half a line of cache. Twice as many of the smallest tiles where sums
@@ -98,8 +108,14 @@ class Tiles:
                 if row is None or not any(row in r and column not in r for r in shape.reuse):
                     continue
                 if any(column in r and row not in r for r in shape.reuse):
-                    return self.tiled(head, order, rows, name, (row, column))
+                    return self.tiled(head, order, rows, name, (row, column), self._lengths(name, statements(body)))
         return None
+
+    def _lengths(self, update: str, names: Iterable[str]) -> tuple[int, int]:
+        """Instructions of a term of the sum, and of what comes before and after the sum of a point."""
+        is_open = bool(self.scop.sizes)
+        lengths = {name: length(self.scop.statement(name).value, is_open=is_open) for name in names}
+        return lengths[update], sum(lengths.values()) - lengths[update]
 
     def stored_along(self, order: Sequence[Loop], name: str) -> Loop:
         """The loop along which results are contiguous: operands come through shared memory, however they lie."""
@@ -107,8 +123,20 @@ class Tiles:
         own = self.scop.array(statement.array).dtype
         return min(reversed(order), key=lambda loop: _stride_cost(statement, own, axis_of(loop.row(name))))
 
-    def tiled(self, head: Loop, order: Sequence[Loop], rows: Loop, name: str, axes: tuple[str, str]) -> CudaNest | None:
-        """The largest tile with enough blocks, else the smallest; none where a side has too few points."""
+    def tiled(
+        self,
+        head: Loop,
+        order: Sequence[Loop],
+        rows: Loop,
+        name: str,
+        axes: tuple[str, str],
+        lengths: tuple[int, int],
+    ) -> CudaNest | None:
+        """The largest tile with enough blocks, else the smallest; none where a side has too few points, or where those
+        of a thread would be too many instructions.
+
+        lengths: instructions of a term and of the rest
+        """
         columns = order[-1]
         item = self.scop.array(self.scop.statement(name).array).dtype.itemsize
         extents = self.extent(rows), self.extent(columns)
@@ -116,9 +144,13 @@ class Tiles:
         terms = prod(self.extents.axis(name, axis) for axis in roles_of(self.scop.statement(name)).reduced)
         if power_above(min(extents)) < (LEAST_SIDE if terms >= LONG_SUM else TILES[-1]):
             return None
-        grouped, alone = self._of_four_warps(name, axes, order, rows)
+        term, rest = lengths
+        sides = [side for side in TILES if (TERMS * term + rest) * (side // SIDE) ** 2 <= WRITTEN_OUT]
+        if not sides:
+            return None
+        grouped, alone = self._of_four_warps(name, axes, order, rows, rest)
         found = TILES[-1], TILES[-1]
-        for points in TILES[1:] if item > 4 or self.scop.sizes else TILES:
+        for points in [side for side in sides if side < TILES[0] or not (item > 4 or self.scop.sizes)]:
             found = _within(points, extents[0]), _within(points, extents[1])
             if self.scop.sizes:  # neither starves a large product nor leaves a small one to few blocks
                 break
@@ -134,9 +166,12 @@ class Tiles:
         return CudaNest(head.name, "tiles", names, chunks, reason=reason, contraction=plan)
 
     def _of_four_warps(
-        self, name: str, axes: tuple[str, str], order: Sequence[Loop], rows: Loop
+        self, name: str, axes: tuple[str, str], order: Sequence[Loop], rows: Loop, rest: int
     ) -> tuple[Contraction | None, str]:
-        """How a block sums up a tile by instructions of four warps, or why not, where the GPU has them."""
+        """How a block sums up a tile by instructions of four warps, or why not, where the GPU has them.
+
+        rest: instructions of what comes before and after the sum of a point
+        """
         statement = self.scop.statement(name)
         depth = self._depth(statement)
         one, _ = _instruction(statement, self.target, axes, depth, self.products)
@@ -161,6 +196,8 @@ class Tiles:
             return None, f"tiles of {GROUP_TILE[0]} x {GROUP_TILE[1]} would leave much of them, or of the GPU, idle"
         if MOST_SLOTS * sum(GROUP_TILE) * ATOM_BYTES > self.target.shared_bytes:
             return None, "shared memory has no room for their pieces"
+        if rest * prod(GROUP_TILE) // SIDE**2 > GROUP_WRITTEN_OUT:
+            return None, f"what comes before and after a sum has {rest} instructions, for each of a thread's 128"
         return Contraction(name, piece, MOST_SLOTS, one, columns=GROUP_TILE[1], joined=joined), ""
 
     def _joined(self, statement: Statement, column: str, order: Sequence[Loop], rows: Loop) -> int | None:

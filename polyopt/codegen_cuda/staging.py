@@ -47,7 +47,10 @@ TOGETHER = 0
 """How many threads share a loop inside a thread: all of the block, which come by together."""
 
 UNROLLED = 1024
-"""Steps of a thread in a piece of the sum that are written out."""
+"""Steps of a thread in a piece of the sum that are written out; one with many operations is several."""
+
+OPERATIONS = 2
+"""Of such a step: a difference and its square, say."""
 
 
 class Tiler:
@@ -307,6 +310,7 @@ class Tiler:
             place = Op("add", (place, index_var(self._lane)), i64)
         here: dict[str, Expr] = {side.loop.var: side.global_(side.local) for side in (rows, columns)}
         here[depth] = self._inner(place)
+        read = {**here, **{side.loop.var: side.existing(side.local) for side in (rows, columns)}}
 
         def from_registers(load: Load) -> Expr:
             if load not in fragments:
@@ -316,7 +320,7 @@ class Tiler:
             return Load(fragment.name, (*copy.side_of(rows, columns).own, *along) or (integer(0),), load.dtype)
 
         own = (*rows.own, *columns.own) or (integer(0),)
-        value = substitute(replaced(update.value, from_registers), here)
+        value = substitute(replaced(update.value, from_registers), read)
         instance = tuple(substitute(value, here) for value in update.instance)
         body: Stmt = Store(update.statement, instance, self._name, own, value, self._reducer)
         body = rows.over(columns.over(body))
@@ -328,7 +332,9 @@ class Tiler:
             if not is_along and width > 1:
                 body = For(self._lane, integer(0), integer(width), body, 1, "unrolled", self._depth.axis)
         points = (rows.points // SIDE) * (columns.points // SIDE)
-        kind: LoopKind = "unrolled" if size * points <= UNROLLED and end is None else "serial"
+        operations = sum(isinstance(one, Op) for one in walk_expr(value))
+        steps = size * points * -(-operations // OPERATIONS)
+        kind: LoopKind = "unrolled" if steps <= UNROLLED and end is None else "serial"
         return For(self._step, integer(0), end or integer(size), body, width, kind, self._depth.axis)
 
     def _depth_width(self, size: int) -> int:
@@ -411,8 +417,11 @@ class Tiler:
         return next(side.points for side in (self._rows, self._columns) if side.loop.var == axis)
 
     def _where_it_exists(self, load: Load) -> Load:
-        """A load that is not copied, at those points of the tile that exist."""
+        """A load that is not copied. A point beyond the nest reads what the last one does, and no guard is needed; but
+        where an index is data that is looked at, which may come from a copy and is none there."""
         mask = load.mask
+        if not any(isinstance(node, Load) and node.checks for node in walk_expr(load)):
+            return load
         used = {n.name for e in exprs_of(load) for n in walk_expr(e) if isinstance(n, Var)}
         for side in (self._rows, self._columns):
             if side.loop.var in used:

@@ -76,6 +76,13 @@ class Side:
         """That a point exists; None where tiles divide the loop."""
         return below(self.global_(local), self.loop, self.points)
 
+    def existing(self, local: Expr) -> Expr:
+        """The same of a point that exists; the last of the loop for those beyond it."""
+        point = self.global_(local)
+        if self.inside(local) is None:
+            return point
+        return Op("minimum", (point, folded("sub", self.loop.upper, integer(1))), i64)
+
     def over_threads(self, body: Stmt) -> Stmt:
         """`body` for each thread along the side in a warp."""
         threads, end, axis = self.threads, self.threads * self.width, f"{self.loop.axis} in tile"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import Op, f16, f32, f64, i8, i64
+from polyopt import Op, bf16, f16, f32, f64, i8, i64
 from polyopt.codegen_cuda import tiled
 from polyopt.errors import BackendUnavailable
 from polyopt.runtime.cuda import compilers
@@ -167,3 +168,81 @@ def test_tiles_that_nothing_comes_of_are_logged_and_in_the_report(
     report = str(po.op(_product).lower(M=64, N=96, K=80, target="sm_80").report())
     assert "y_update is not summed by tiles as planned" in report
     assert any("y_update is not summed by tiles" in record.message for record in caplog.records)
+
+
+@po.op
+def uncopied(x: f32[M, K], w: f32[K, N], s: f32[M], t: f32[N], ids: i64[N]) -> object:
+    """Elements that lie along no term of the sum are read where they are."""
+    y = po.tensor("y")
+    after = po.where(i < M - 1, s[i + 1], s[0])
+    y[i, j] += (x[i, k] - s[i]) * (w[k, j] - t[j]) + after * t[ids[j]] + s.wrap()[i - j]
+    return y
+
+
+@needs_compiler
+@pytest.mark.parametrize("is_open", [False, True])
+def test_points_beyond_the_nest_read_what_the_last_one_does(is_open: bool) -> None:
+    rows, columns, terms = 67, 70, 21
+    x, w, s, t = arrays((rows, terms), (terms, columns), (rows,), (columns,), dtype="f4")
+    ids = (np.arange(columns) * 7 % columns).astype("i8")
+    op = uncopied.on("sm_80") if not is_open else po.op(dynamic=True)(uncopied.__wrapped__)
+    lowering = lowered(op, x, w, s, t, ids)
+    assert [nest.style for nest in lowering.mapping.nests] == ["tiles"] and not lowering.fallback
+    text = lowering.source("cuda")
+    assert "po_min(i_block + row" in text, "a place, and no guard around each read"
+    sizes = {"M": rows, "N": columns, "K": terms}
+    outcome = emulate(lowering, inputs(op, (x, w, s, t, ids)), sizes if is_open else {})
+    assert not outcome.problems, f"{outcome.problems[0]}\n{text}"
+    i, j = np.ogrid[:rows, :columns]
+    expected = (x - s[:, None]).astype("f8") @ (w - t).astype("f8")
+    expected += terms * (np.roll(s, -1)[:, None] * t[ids] + s[(i - j) % rows])
+    assert_equals(outcome.results[0], expected)
+
+
+def _cases(a: Any, b: Any) -> Any:
+    return po.where(a < b, (a - b) * (a + b) / (1 + a * a), (a + 1) * (b + 2) * (a + 3) * (b + 4) * (a + 5))
+
+
+SUMMANDS: dict[str, tuple[Callable[[Any, Any], Any], int, bool]] = {
+    "product": (lambda a, b: a * b, 128, True),
+    "function": (lambda a, b: po.exp(a) * b, 128, True),
+    "many operations": (_cases, 64, False),
+    "quotient": (lambda a, b: a % b, 32, True),
+    "quotients": (lambda a, b: a % b % (a + b) % 3, 0, False),
+}
+
+
+@pytest.mark.parametrize("name", SUMMANDS)
+def test_a_long_summand_has_small_tiles_and_is_not_written_out_for_a_whole_piece(name: str) -> None:
+    """NVRTC took minutes and gigabytes for 512 wrapped reads under guards that were written out for one loop."""
+    summand, side, is_unrolled = SUMMANDS[name]
+
+    @po.op
+    def summed(x: f32[M, K], w: f32[K, N]) -> object:
+        y = po.tensor("y")
+        y[i, j] += summand(x[i, k], w[k, j])
+        return y
+
+    lowering = lowered(summed, M=4096, N=4096, K=64)
+    text, (nest,) = lowering.source("cuda"), lowering.mapping.nests
+    assert nest.style == ("tiles" if side else "points")
+    assert not side or nest.chunks == (side, side)
+    assert text.count("for (int k_own = 0") == bool(side)
+    assert text.count("#pragma unroll\n        for (int k_own = 0") == is_unrolled
+
+
+@pytest.mark.parametrize(("times", "is_grouped"), [(1, True), (6, False)])
+def test_four_warps_leave_a_long_end_to_smaller_tiles(times: int, is_grouped: bool) -> None:
+    @po.op
+    def ended(x: bf16[M, K], w: bf16[K, N]) -> object:
+        y, z = po.tensors("y z", dtype=f32)
+        y[i, j] += x[i, k] * w[k, j]
+        value = y[i, j]
+        for _ in range(times):
+            value = po.tanh(po.exp(value) - 1)
+        z[i, j] = value
+        return z
+
+    lowering = lowered(ended, M=2048, N=2048, K=2048, target="sm_90")
+    assert ("wgmma" in str(lowering.mapping)) == is_grouped
+    assert is_grouped or "for each of a thread's 128" in str(lowering.mapping)
