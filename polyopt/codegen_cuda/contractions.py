@@ -52,8 +52,8 @@ WRITTEN_OUT = 2400
 """Instructions of the points of a thread, whose sums are registers: each point is written out, and what is summed for
 as many terms as come at once. Beyond it, tiles are smaller; 30,000 lines of PTX took the compiler half a minute."""
 
-GROUP_WRITTEN_OUT = 5120
-"""The same of tiles of four warps, who compute nothing but what comes before and after the sum."""
+WRITTEN_AROUND = 5120
+"""The same where tensor cores multiply, and threads compute nothing but what comes before and after the sum."""
 
 TERMS = 4
 """That come at once."""
@@ -145,7 +145,9 @@ class Tiles:
         if power_above(min(extents)) < (LEAST_SIDE if terms >= LONG_SUM else TILES[-1]):
             return None
         term, rest = lengths
-        sides = [side for side in TILES if (TERMS * term + rest) * (side // SIDE) ** 2 <= WRITTEN_OUT]
+        one, _ = self._instruction(name, axes)
+        most, each = (WRITTEN_OUT, TERMS * term + rest) if one is None else (WRITTEN_AROUND, rest)
+        sides = [side for side in TILES if each * (side // SIDE) ** 2 <= most]
         if not sides:
             return None
         grouped, alone = self._of_four_warps(name, axes, order, rows, rest)
@@ -161,6 +163,8 @@ class Tiles:
         chunks = tuple(found[0] if loop is rows else found[1] if loop is columns else 1 for loop in order)
         side, other = (loop.name.partition("#")[0] for loop in (rows, columns))
         reason = f"{side} by {other} in registers, operands in shared memory"
+        if len(sides) < len(TILES) and grouped is None:
+            reason += f", sides of {sides[0]} at most, as a point is {each} instructions"
         names = tuple(loop.name for loop in order)
         plan = grouped or replace(self.plan(name, axes, found), alone=alone)
         return CudaNest(head.name, "tiles", names, chunks, reason=reason, contraction=plan)
@@ -174,7 +178,7 @@ class Tiles:
         """
         statement = self.scop.statement(name)
         depth = self._depth(statement)
-        one, _ = _instruction(statement, self.target, axes, depth, self.products)
+        one, _ = self._instruction(name, axes)
         if one is None or not one.group or self.target.capability != GROUPS:
             return None, ""
         if self.scop.sizes:
@@ -196,7 +200,7 @@ class Tiles:
             return None, f"tiles of {GROUP_TILE[0]} x {GROUP_TILE[1]} would leave much of them, or of the GPU, idle"
         if MOST_SLOTS * sum(GROUP_TILE) * ATOM_BYTES > self.target.shared_bytes:
             return None, "shared memory has no room for their pieces"
-        if rest * prod(GROUP_TILE) // SIDE**2 > GROUP_WRITTEN_OUT:
+        if rest * prod(GROUP_TILE) // SIDE**2 > WRITTEN_AROUND:
             return None, f"what comes before and after a sum has {rest} instructions, for each of a thread's 128"
         return Contraction(name, piece, MOST_SLOTS, one, columns=GROUP_TILE[1], joined=joined), ""
 
@@ -219,6 +223,11 @@ class Tiles:
                 return joined
         return None
 
+    def _instruction(self, name: str, axes: tuple[str, str]) -> tuple[Instruction | None, str]:
+        """The tensor cores' instruction for an update, or why there is none."""
+        statement = self.scop.statement(name)
+        return _instruction(statement, self.target, axes, self._depth(statement), self.products)
+
     def _depth(self, statement: Statement) -> str:
         """The longest axis of the sum."""
         return max(roles_of(statement).reduced, key=lambda axis: self.extents.axis(statement.name, axis))
@@ -238,7 +247,7 @@ class Tiles:
         steps = self.extents.axis(name, depth)
         item = max((scop.array(access.read.tensor).dtype.itemsize for access in statement.reads), default=4)
         is_narrow = min(sides) == TILES[-1] and steps >= LONG_SUM and not scop.sizes
-        one, reason = _instruction(statement, self.target, axes, depth, self.products)
+        one, reason = self._instruction(name, axes)
         space, wanted = room(self.target, sides), PIECE_BYTES * (2 if is_narrow else 1)
         if is_narrow and one is not None and MOST_SLOTS * sum(sides) * 2 * wanted <= space:
             wanted *= 2

@@ -227,12 +227,13 @@ def test_a_long_summand_has_small_tiles_and_is_not_written_out_for_a_whole_piece
     text, (nest,) = lowering.source("cuda"), lowering.mapping.nests
     assert nest.style == ("tiles" if side else "points")
     assert not side or nest.chunks == (side, side)
+    assert (f"sides of {side} at most, as a point is" in str(lowering.report())) == (0 < side < 128)
     assert text.count("for (int k_own = 0") == bool(side)
     assert text.count("#pragma unroll\n        for (int k_own = 0") == is_unrolled
 
 
-@pytest.mark.parametrize(("times", "is_grouped"), [(1, True), (6, False)])
-def test_four_warps_leave_a_long_end_to_smaller_tiles(times: int, is_grouped: bool) -> None:
+@pytest.mark.parametrize(("times", "side", "is_grouped"), [(1, 128, True), (5, 128, False), (20, 64, False)])
+def test_four_warps_leave_a_long_end_to_smaller_tiles(times: int, side: int, is_grouped: bool) -> None:
     @po.op
     def ended(x: bf16[M, K], w: bf16[K, N]) -> object:
         y, z = po.tensors("y z", dtype=f32)
@@ -244,5 +245,7 @@ def test_four_warps_leave_a_long_end_to_smaller_tiles(times: int, is_grouped: bo
         return z
 
     lowering = lowered(ended, M=2048, N=2048, K=2048, target="sm_90")
+    (nest,) = lowering.mapping.nests
+    assert nest.chunks == (side, 256 if is_grouped else side)
     assert ("wgmma" in str(lowering.mapping)) == is_grouped
     assert is_grouped or "for each of a thread's 128" in str(lowering.mapping)
