@@ -75,7 +75,7 @@ def test_what_processes_say_is_collected_and_so_is_what_they_die_of(tmp_path: Pa
 
 def test_a_process_that_does_not_end_is_ended_and_says_what_it_was_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "MOST_SECONDS_OVER", 1)
-    code = "from tools.gpu.together import told; told(640); print('{}', 'x' * 200000); import time; time.sleep(600)"
+    code = "from tools.gpu.together import time, told\nnext(told(640, 1, 9, 1)); print('x' * 99999)\ntime.sleep(600)"
     found = together.collected("timeit", lambda *_: ["-n1", "-r1", code], 0, 2)
     assert len(found) == 2 and all(one["died"] == "ended with -9: seed 640\n" for one in found)
 

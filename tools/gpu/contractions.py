@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -63,14 +62,14 @@ def run(first: int, step: int, seconds: float = math.inf, most: int = sys.maxsiz
     arch = devices.driver().limits.arch
     counts: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
-    last, end = first, time.monotonic() + seconds
-    for seed in range(first, first + most * step, step):
-        if time.monotonic() >= end or len(failures) >= MOST_FAILURES:
+    last = first
+    for seed in told(first, step, seconds, most):
+        if len(failures) >= MOST_FAILURES:
             break
         random = Random(f"contraction {seed}")
         kind, sms = random.choice(KINDS), random.choice((None, 1, 1, 4, 16))  # few, which small ones fill
         try:
-            wrong = kind(told(seed), gpu_preset(arch, sms=sms))
+            wrong = kind(seed, gpu_preset(arch, sms=sms))
         except Exception as error:  # noqa: BLE001  # whatever it is, the next one is tried
             wrong = f"{type(error).__name__}: {error}"
         if wrong:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -43,11 +42,11 @@ def run(first: int, step: int, seconds: float = math.inf, most: int = sys.maxsiz
     arch = devices.driver().limits.arch
     counts: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
-    last, end = first, time.monotonic() + seconds
-    for seed in range(first, first + most * step, step):
-        if time.monotonic() >= end or len(failures) >= MOST_FAILURES:
+    last = first
+    for seed in told(first, step, seconds, most):
+        if len(failures) >= MOST_FAILURES:
             break
-        case = case_of(told(seed), arch)
+        case = case_of(seed, arch)
         outcome = check(case)
         counts[outcome.verdict] += 1
         counts["kernels"] += outcome.kernels

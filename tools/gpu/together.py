@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,16 @@ def collected(
     return found
 
 
-def told(seed: int) -> int:
-    """The seed, which is written to standard error first: the last one there is what a process died of."""
-    sys.stderr.write(f"seed {seed}\n")
-    sys.stderr.flush()
-    return seed
+def told(first: int, step: int, seconds: float, most: int) -> Iterator[int]:
+    """Every `step`-th seed from `first` on while there is time, `most` at most. Each is written to standard error
+    first: the last one there is what a process died of."""
+    end = time.monotonic() + seconds
+    for seed in range(first, first + most * step, step):
+        if time.monotonic() >= end:
+            return
+        sys.stderr.write(f"seed {seed}\n")
+        sys.stderr.flush()
+        yield seed
 
 
 def totals(module: str, first: int, seconds: float, processes: int | None = None) -> dict[str, Any]:
