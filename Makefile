@@ -11,10 +11,6 @@ READY := $(VENV)/.ready
 JOBS  ?= 2
 SHARD ?= 1/1
 
-# Coverage is measured where a package's own tests run: the tracer makes a compile three times as slow.
-MEASURED := tests/dsl tests/poly tests/fusion tests/tiling tests/loops tests/api_surface tests/errors tests/test_cache.py
-REST := $(addprefix --ignore=,$(MEASURED))
-
 # The benchmarks' own environment, with the peers that can be installed. This torch is the one without CUDA libraries.
 BENCH := .venv-bench
 PEERS ?= torch==2.13.0 jax numba scipy
@@ -40,10 +36,10 @@ demo: $(READY)  ## compile and check the examples, and print a table
 
 test: lint  ## everything that CI runs: lint, types, layers, all tests, those of packages with coverage
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal $(MEASURED)
+	$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal --coverage-part measured
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
-	$(BIN)/pytest -n $(JOBS) --dist worksteal $(REST)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal --coverage-part rest
 
 lint: $(READY)  ## style, types and layers
 	$(BIN)/ruff check
