@@ -17,7 +17,7 @@ from polyopt.dsl.affine import Affine, Condition
 from polyopt.dsl.constants import constant
 from polyopt.dsl.conversion import Converter
 from polyopt.dsl.expr import AffineSize, Element, Expr, Index, Size, free_indices, source_text, walk
-from polyopt.dsl.lower_reductions import accumulated, as_axis, lower_reduction, unguarded
+from polyopt.dsl.lower_reductions import accumulated, as_axis, lower_reduction, summand, unguarded
 from polyopt.dsl.recognise import Scope, is_data, ranges_in
 from polyopt.dsl.state import Definition, Handle, State
 from polyopt.dsl.types import UNKNOWN, WEAK_BOOL, WEAK_INT, Type, Unknown, WeakType, concrete, join
@@ -235,7 +235,8 @@ class _Reader:
             unknown = [t for t in component if t.dtype_given is None]
             tensor = unknown[0] if len(unknown) == 1 else None
             if tensor is not None and not any(read is tensor for read in edges[tensor]):
-                self.types[tensor] = concrete(join([self._type(d, provisional=False) for d in tensor.definitions]))
+                found = [self._type(definition, provisional=False) for definition in tensor.definitions]
+                self.types[tensor] = concrete(_of_all(tensor, found))
             else:
                 self._infer_cycle(unknown)
         return {tensor: concrete(type_) for tensor, type_ in self.types.items()}
@@ -248,7 +249,7 @@ class _Reader:
             provisional = not all(isinstance(type_, DType) for type_ in before)
             for tensor in component:
                 found = [self._type(definition, provisional=provisional) for definition in tensor.definitions]
-                types[tensor] = join([types.get(tensor, UNKNOWN), *found])
+                types[tensor] = _of_all(tensor, [types.get(tensor, UNKNOWN), *found])
             if [types[tensor] for tensor in component] != before:
                 for definition in (d for tensor in component for d in tensor.definitions):
                     self.built.pop(definition, None)
@@ -261,9 +262,9 @@ class _Reader:
 
     def _type(self, definition: Definition, *, provisional: bool) -> Type:
         one = self.read(definition, provisional=provisional)
-        natural = one.build.build(one.value, one.scope).type
         if definition.kind == "define":
-            return natural
+            return one.build.build(one.value, one.scope).type
+        natural = summand(one.build, one.value, one.scope).type
         if natural == WEAK_BOOL:
             return WEAK_INT
         if isinstance(natural, WeakType | Unknown):
@@ -314,6 +315,13 @@ class _Reader:
             span=definition.span,
             is_whole=definition.is_whole,
         )
+
+
+def _of_all(tensor: Handle, types: Iterable[Type]) -> Type:
+    """The type of a tensor with definitions of these types; a sum's where something is added, be it Python's number."""
+    found = join(types)
+    is_summed = any(definition.kind != "define" for definition in tensor.definitions)
+    return accumulator(found) if is_summed and isinstance(found, DType) and found.is_integer else found
 
 
 def _components(edges: Mapping[Handle, tuple[Handle, ...]]) -> tuple[tuple[Handle, ...], ...]:
@@ -454,7 +462,7 @@ def _added(build: Builder, value: Expr, scope: Scope, dtype: DType, shared: DTyp
     """The right side of an accumulation in `shared` or else in a dtype that holds the value and what the tensor has."""
     typed, _ = accumulated(build, value, scope, None, None)
     own = typed.node.dtype
-    natural = build.build(value, scope)
+    natural = summand(build, value, scope)
     if not isinstance(natural.type, DType):
         return build.convert(natural, shared or accumulator(dtype), value.span)
     wanted = shared or _wider(own, accumulator(dtype))

@@ -297,6 +297,11 @@ class Reduction(Expr):
         return tuple(e for e in (self.body, self.where, self.init, self.combine, self.known) if e is not None)
 
 
+def spelled(kind: str) -> str:
+    """The function of `po` that makes a reduction of this kind."""
+    return "reduce" if kind == "custom" else kind
+
+
 class InScope(Expr):
     """An expression whose sizes belong to another op: what an inlined op took or gave."""
 

@@ -17,14 +17,14 @@ from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.constants import Typed, constant
-from polyopt.dsl.expr import Expr, Guarded, Index, Reduction
+from polyopt.dsl.expr import Expr, Guarded, Index, Reduction, spelled
 from polyopt.dsl.expr import Literal as Number
 from polyopt.dsl.extents import index_extent
 from polyopt.dsl.integers import integer_range
 from polyopt.dsl.recognise import NotAffine, Scope, condition_of, extent_of, range_sizes, refusal, split_condition
 from polyopt.dsl.types import UNKNOWN, Unknown, WeakType, concrete, join
 from polyopt.dsl.values import Builder, Reads
-from polyopt.dtypes import DType, accumulator, bool_, converted, f64, i64, promote
+from polyopt.dtypes import DType, accumulator, bool_, converted, f64, i32, i64, promote, u64
 from polyopt.errors import DefinitionError, DTypeError
 
 ReducerName = Literal["sum", "prod", "max", "min", "any", "all", "custom"]
@@ -105,6 +105,20 @@ def as_axis(index: Index, scope: Scope, sizes: Mapping[str, Affine] | None = Non
 # --- sums and products -----------------------------------------------------------------------------------------------
 
 
+def summand(build: Builder, body: Expr, scope: Scope, reads: Reads | None = None) -> Typed:
+    """The body in the type that it has outside a sum; where a number in it does not fit that, in i32, if it does in the
+    sum of narrow integers. Raises `DTypeError` where it does not fit there either."""
+    try:
+        return build.build(body, scope, reads)
+    except DTypeError:
+        if reads is not None:
+            raise
+        wider = build.build(body, scope, Reads(i32))
+        if wider.type != i32:
+            raise
+        return wider
+
+
 def accumulated(
     build: Builder, body: Expr, scope: Scope, reads: Reads | None, dtype: DType | None
 ) -> tuple[Typed, DType]:
@@ -115,7 +129,7 @@ def accumulated(
     if dtype is not None:
         value = build.build(body, scope, Reads(dtype, always=True))
         return Typed(build.convert(value, dtype, body.span), dtype), dtype
-    natural = build.build(body, scope, reads)
+    natural = summand(build, body, scope, reads)
     if isinstance(natural.type, Unknown) or (isinstance(natural.type, WeakType) and build.converter.provisional):
         return natural, natural.node.dtype
     result = concrete(natural.type)
@@ -242,10 +256,10 @@ def extreme(name: str, dtype: DType) -> ir.Const:
 
 def _empty_data(expr: Reduction) -> DefinitionError:
     return DefinitionError(
-        f"po.{expr.kind} over points chosen by data needs init=",
+        f"po.{spelled(expr.kind)} over points chosen by data needs init=",
         where=expr.span,
         why="No point may be left, and a maximum over nothing has no value.",
-        fix=f"po.{expr.kind}(..., where=..., init=...).",
+        fix=f"po.{spelled(expr.kind)}(..., where=..., init=...).",
     )
 
 
@@ -283,8 +297,25 @@ def _first(build: Builder, expr: Reduction, points: _Points, best: ir.Expr, dtyp
     if expr.init is None:
         return points.reduce("min", where, None)
     first = points.reduce("min", where, never)
-    init = build.convert(build.build(expr.init, points.scope), i64, expr.span)
+    init = _stand_in(build, expr, expr.init, points.scope)
     return ir.Op("select", (ir.Op("eq", (first, never), bool_), init, first), i64)
+
+
+def _stand_in(build: Builder, expr: Reduction, init: Expr, scope: Scope) -> ir.Expr:
+    """What `init=` gives as the place where there is none. Raises `DTypeError` for what i64 may not hold."""
+    value = build.build(init, scope)
+    dtype = concrete(value.type)
+    if dtype.is_float or (dtype == u64 and not isinstance(value.node, ir.Const)):
+        raise DTypeError(
+            f"init= of po.{expr.kind} is {dtype}",
+            where=expr.span,
+            why="It stands for a position, which is an i64.",
+            fix="give an integer, such as init=-1, or convert it: po.cast(..., i64).",
+            facts={"dtype": str(dtype)},
+        )
+    if isinstance(value.node, ir.Const):
+        return constant(value.node.value, i64, expr.span)
+    return build.convert(value, i64, expr.span)
 
 
 def _flat_position(expr: Reduction, points: _Points) -> ir.Expr:

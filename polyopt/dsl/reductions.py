@@ -10,7 +10,7 @@ import numpy as np
 
 from polyopt.dsl.affine import is_nonnegative
 from polyopt.dsl.broadcast import broadcast_element, rank_of, whole
-from polyopt.dsl.expr import AffineSize, Call, Element, Expr, Index, Literal, Placeholder, Reduction, as_expr
+from polyopt.dsl.expr import AffineSize, Call, Element, Expr, Index, Literal, Placeholder, Reduction, as_expr, spelled
 from polyopt.dsl.extents import known_extents
 from polyopt.dsl.shaping import normal_axis
 from polyopt.dsl.spans import user_span
@@ -156,7 +156,7 @@ def _reduce(
         e = whole(e)
     if isinstance(e, Handle) and (rank_of(e) > 0 or not _are_indices(over)):
         return _over_axes(kind, e, over if axis is None else axis, keepdims, where, init, dtype, combine)
-    body = as_expr(e, f"in po.{kind}")
+    body = as_expr(e, f"in po.{spelled(kind)}")
     return Reduction(
         kind,
         body,
@@ -178,11 +178,12 @@ def _indices(kind: str, over: object, body: Expr) -> tuple[Index, ...]:
         parts: tuple[Any, ...] = tuple(over) if isinstance(over, tuple | list) else (over,)
         if len(set(parts)) == len(parts):
             return parts
-    fix = f"po.{kind}(e, k), or po.{kind}(e, (k, l)) with k, l = po.indices('k l')."
+    function = f"po.{spelled(kind)}({_COMBINED if kind == 'custom' else ''}"
+    fix = f"{function}e, k), or {function}e, (k, l)) with k, l = po.indices('k l')."
     if kind in ("max", "min") and over is not None:
         fix += f" The {kind}imum of two values is po.{kind}imum(a, b)."
     raise DefinitionError(
-        f"po.{kind} of an expression needs the indices to reduce",
+        f"po.{spelled(kind)} of an expression needs the indices to reduce",
         where=user_span(),
         why=f"It is given {over!r}." if over is not None else "None is given.",
         fix=fix,
@@ -222,7 +223,7 @@ def _over_axes(
         kept = tuple(
             Index(f"{i.name}_kept", Literal(0), Literal(1)) if n in reduced else i for n, i in enumerate(indices)
         )
-    result = tensor.state.new_tensor("reduce" if kind == "custom" else kind, rank=len(kept))
+    result = tensor.state.new_tensor(spelled(kind), rank=len(kept))
     result.state.define(result, kept, value)
     return result
 
@@ -280,20 +281,25 @@ def _count(tensor: Handle, indices: tuple[Index, ...], over: tuple[Index, ...]) 
     return count
 
 
+_COMBINED = "lambda a, b: ..., "
+"""What po.reduce is given first."""
+
+
 def _axes(kind: str, axis: object, rank: int) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(rank))
     parts = axis if isinstance(axis, tuple | list) else (axis,)
     if not builtins.all(isinstance(part, int | np.integer) for part in parts):
+        function = f"po.{spelled(kind)}({_COMBINED if kind == 'custom' else ''}"
         raise DefinitionError(
-            f"po.{kind} of a whole tensor reduces axes, and is given {axis!r}",
+            f"po.{spelled(kind)} of a whole tensor reduces axes, and is given {axis!r}",
             where=user_span(),
-            fix=f"po.{kind}(x, axis=1), or subscript: po.{kind}(x[i, k], k).",
+            fix=f"{function}x, axis=1), or subscript: {function}x[i, k], k).",
         )
     found = sorted(normal_axis(part, rank) for part in parts)
     if len(set(found)) < len(found):
         raise ShapeError(
-            f"po.{kind} is given an axis twice: axis={axis!r}",
+            f"po.{spelled(kind)} is given an axis twice: axis={axis!r}",
             where=user_span(),
             fix="name each axis once.",
             facts={"axis": axis, "rank": rank},

@@ -18,6 +18,7 @@ from polyopt.dsl.expr import (
     as_expr,
     source_text,
 )
+from polyopt.dsl.operators import Operators
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle
 from polyopt.dtypes import DType
@@ -160,13 +161,21 @@ def _same(a: Expr, b: Expr) -> bool:
     return a is b or (isinstance(a, Literal) and isinstance(b, Literal) and bool(a.value == b.value))
 
 
-class BoundedTensor:
+class BoundedTensor(Operators):
     """A tensor with values outside its box; only its elements can be read."""
 
     __slots__ = ("boundary", "tensor")
 
     def __init__(self, tensor: Tensor, boundary: Boundary) -> None:
         self.tensor, self.boundary = tensor, boundary
+
+    def __repr__(self) -> str:
+        kind = self.boundary.kind
+        return f"{self.tensor.name}.{kind}({self.boundary.value if kind == 'pad' else ''})"
+
+    def _operate(self, name: str, *operands: object) -> Any:
+        """Raises `DefinitionError`: what lies outside the box has no end."""
+        return [as_expr(operand) for operand in operands]
 
     def __getitem__(self, key: object) -> Any:
         return subscripts.subscript(self.tensor, key, self.boundary)

@@ -191,3 +191,73 @@ def test_what_einsum_gave_may_be_added_to_and_sums_multiplied() -> None:
     v = draw(-2, 3, (16, 2)).astype(np.float32)
     expected = np.einsum("aebf,fced->abcd", x, y, optimize=True) * v.prod(1)[:, None, None, None]
     np.testing.assert_array_equal(multiplied(x, y, v), expected)
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("add", "expected"),
+    [
+        pytest.param("y[i] += 300", [301, 302, 427], id="a number"),
+        pytest.param("y[i] += N", [4, 5, 130], id="a size"),
+        pytest.param("y[i] *= po.where(x[i] > 1, 300, 2)", [2, 600, 38100], id="a choice of numbers"),
+        pytest.param("y[i] += po.when(i > 1, 1)", [1, 2, 128], id="under a guard"),
+    ],
+)
+def test_a_number_of_python_added_to_narrow_integers_is_a_sum_in_i32(
+    add: str, expected: list[int], *, is_dynamic: bool
+) -> None:
+    """As what another tensor adds is."""
+    names: dict[str, Any] = {"po": po, "i8": i8, "N": N, "i": i}
+    exec(f"def op(x: i8[N]):\n y = po.tensor('y')\n y[i] = x[i]\n {add}\n return y\n", names)
+    op = po.op(dynamic=is_dynamic)(names["op"])
+    check(op, (np.array([1, 2, 127], np.int8),), np.array(expected, np.int32))
+
+
+def test_a_histogram_that_starts_from_bytes_counts_beyond_them() -> None:
+    @po.op
+    def op(start: u8[2], ids: i64[N]):
+        count = po.tensor("count", shape=(2,))
+        bin_ = po.index("bin", extent=2)
+        count[bin_] = start[bin_]
+        count[ids[i]] += 1
+        return count
+
+    check(op, (np.array([7, 0], np.uint8), np.zeros(300, np.int64)), np.array([307, 0], np.int32))
+
+
+def test_a_number_that_fits_a_sum_and_not_what_is_summed() -> None:
+    @po.op
+    def op(x: i8[N]):
+        y = po.tensor("y")
+        y[()] += x[i] * 300
+        return y, po.sum(x[i] * 300, i)
+
+    for result in op(np.array([1, 2, 127], np.int8)):
+        assert result.dtype == np.int32 and result == 39000
+
+    @po.op
+    def beyond(x: i8[N]):
+        return po.sum(x[i] * 3_000_000_000, i)
+
+    with pytest.raises(po.DTypeError, match="3000000000 does not fit i32"):
+        beyond(np.ones(3, np.int8))
+
+
+@pytest.mark.parametrize("init", [2.5, float("nan"), np.float32(1.5), np.uint64(2**64 - 1), 2**63])
+@pytest.mark.parametrize("function", [po.argmax, po.argmin])
+def test_what_stands_for_a_position_is_an_integer_of_i64(function: Any, init: Any) -> None:
+    @po.op
+    def op(x: f64[N]):
+        return function(x, init=init)
+
+    with pytest.raises(po.DTypeError, match=r"init= of po.arg(max|min) is f|does not fit i64"):
+        op(np.zeros(0))
+
+
+@pytest.mark.parametrize("init", [-1, np.uint8(3), np.uint64(9)])
+def test_an_integer_of_any_dtype_stands_for_a_position(init: Any) -> None:
+    @po.op
+    def op(x: f64[N]):
+        return po.argmax(x, init=init)
+
+    check(op, (np.zeros(0),), np.array(int(init)))

@@ -8,6 +8,54 @@ from tests.errors.mistake import Mistake
 
 MISTAKES = (
     Mistake(
+        name="arithmetic_on_a_tensor_without_an_end",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def shifted(x: f32[N]):
+            return x.clamp() + 1  # <-
+
+        shifted(np.ones(2, np.float32))
+        """,
+        caret="x.clamp() + 1",
+        says=("A whole tensor of rank 1", "subscript it: x.clamp()[i]"),
+        fixed="""
+        i = po.index("i")
+
+        @po.op
+        def shifted(x: f32[N]):
+            y = po.tensor("y", shape=(N,))
+            y[i] = x.clamp()[i + 1] + 1
+            return y
+
+        assert shifted(np.ones(2, np.float32)).tolist() == [2, 2]
+        """,
+    ),
+    Mistake(
+        name="a_reduction_of_ones_own_of_a_whole_tensor_over_an_index",
+        error=DefinitionError,
+        program="""
+        i = po.index("i")
+
+        @po.op
+        def total(x: f32[N]):
+            return po.reduce(lambda a, b: a + b, x, i)  # <-
+
+        total(np.ones(2, np.float32))
+        """,
+        caret="po.reduce(lambda a, b: a + b, x, i)",
+        says=("po.reduce of a whole tensor", "po.reduce(lambda a, b: ..., x[i, k], k)"),
+        fixed="""
+        i = po.index("i")
+
+        @po.op
+        def total(x: f32[N]):
+            return po.reduce(lambda a, b: a + b, x[i], i)
+
+        assert total(np.ones(2, np.float32)) == 2
+        """,
+    ),
+    Mistake(
         name="a_method_of_arrays",
         error=UnknownAttribute,
         program="""
