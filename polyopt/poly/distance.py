@@ -17,7 +17,9 @@ from polyopt.poly.dependence import Dependence
 from polyopt.poly.scop import Scop
 from polyopt.poly.space import Space, coalesced
 
-_SET = isl.dim_type.set
+_BACK = isl.Map("{ [x] -> [y] : y < x }")
+_TOGETHER = isl.Map("{ [x] -> [x] }")
+_AHEAD = isl.Map("{ [x] -> [y] : x < y }")
 
 Rows = Mapping[str, Affine]
 
@@ -61,12 +63,16 @@ class DistanceTester:
         return self._known[key]
 
     def _measure(self, dependence: Dependence, source: Affine, target: Affine) -> Distance:
-        pairs = dependence.relation.apply_domain(self.row_map(dependence.source, source))
-        deltas = pairs.apply_range(self.row_map(dependence.target, target)).deltas()
-        non_negative = deltas.upper_bound_val(_SET, 0, -1).is_empty()
-        positive = non_negative and deltas.upper_bound_val(_SET, 0, 0).is_empty()
-        zero = non_negative and not positive and deltas.lower_bound_val(_SET, 0, 1).is_empty()
-        return Distance(bool(non_negative), bool(positive), bool(zero))
+        """Pairs are looked for among those of the relation: to compute all distances takes isl many times as long."""
+        first, last = self.row_map(dependence.source, source), self.row_map(dependence.target, target).reverse()
+
+        def is_apart(how: isl.Map) -> bool:
+            return bool((dependence.relation & first.apply_range(how).apply_range(last)).is_empty())
+
+        non_negative = is_apart(_BACK)
+        positive = non_negative and is_apart(_TOGETHER)
+        zero = non_negative and not positive and is_apart(_AHEAD)
+        return Distance(non_negative, positive, zero)
 
     def respects(self, dependences: Iterable[Dependence], rows: Rows) -> bool:
         return all(self.distance(d, rows).non_negative for d in dependences)
@@ -94,5 +100,6 @@ class DistanceTester:
             )
             relation = dependence.relation & together
             if not relation.is_empty():
-                remaining.append(replace(dependence, relation=coalesced(relation)))
+                grew = relation.n_basic_map() > dependence.relation.n_basic_map()
+                remaining.append(replace(dependence, relation=coalesced(relation) if grew else relation))
         return tuple(remaining)
