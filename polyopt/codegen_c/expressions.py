@@ -42,7 +42,7 @@ from polyopt.codegen_c.values import (
 )
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import DType, bf16, f16, i64
-from polyopt.loops.ir import Check, Expr, Load, Store, walk_expr
+from polyopt.loops.ir import Check, Expr, Load, Store, uses, walk_expr
 from polyopt.poly.magnitudes import MOST_EXPRESSION, MOST_INDEX
 
 Key = tuple[Linear, ...]
@@ -492,8 +492,7 @@ def coefficient(expr: Expr, var: str) -> int | None:
             inner = coefficient(other, var)
             return None if inner is None else inner * int(factor)
         case _:
-            mentions = any(isinstance(node, Var) and node.name == var for node in walk_expr(expr))
-            return None if mentions else 0
+            return None if uses(expr, var) else 0
 
 
 _PREDICATES = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}

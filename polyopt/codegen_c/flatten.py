@@ -11,18 +11,22 @@ from dataclasses import replace
 
 from polyopt.classes import dataclass
 from polyopt.codegen_c.abi import SLACK_BYTES
-from polyopt.codegen_c.expressions import Context, Expressions, Flat
+from polyopt.codegen_c.expressions import Context, Expressions, Flat, coefficient
 from polyopt.codegen_c.llvm_text import Value
 from polyopt.codegen_c.values import Linear, both, intrinsic, lane_mask, linear, scalar_of
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Const, Op, Var
-from polyopt.loops.ir import Expr, For, If, Load, Stmt, Store, expr_children, stores_of, substatements, walk_expr
+from polyopt.dtypes import i32
+from polyopt.loops.ir import Expr, For, If, Load, Stmt, Store, expr_children, stores_of, substatements, uses, walk_expr
 
 MOST_COPIES = 32
 MOST_CODE = 2048
 """Instructions of a loop that is written out because its values stay in registers."""
 MOST_PLAIN_CODE = 256
 """Instructions of one that is written out for nothing more than its counter and its tests."""
+SCATTERED = 16
+"""What a lane of 8 or 16 bits costs that is stored by itself: no instruction scatters them, and LLVM's search for
+stores to join takes a second for 256 of them and seven for 512."""
 MOST_TAIL = SLACK_BYTES // 64
 """Vectors of a loop that may lie past its end and still read a buffer of ours."""
 
@@ -76,7 +80,18 @@ def can_be_flat(loop: For, trip: Trip, lanes: int, most_code: int = MOST_CODE) -
     if trip.bound is None or loop.kind not in ("unrolled", "vector"):
         return False
     copies = -(-trip.bound // lanes)
-    return copies <= MOST_COPIES and copies * cost_of(loop.body) <= most_code
+    scattered = trip.bound * SCATTERED * _narrow_scatters(loop) if lanes > 1 else 0
+    return copies <= MOST_COPIES and copies * cost_of(loop.body) + scattered <= most_code
+
+
+def _narrow_scatters(loop: For) -> int:
+    """Stores of 8 or 16 bits whose elements lie apart in memory where the lanes are this loop's iterations."""
+    count = 0
+    for store in stores_of(loop.body):
+        if store.indices and store.value.dtype.bits < i32.bits:
+            *outer, last = store.indices
+            count += coefficient(last, loop.var) not in (0, 1) or any(uses(index, loop.var) for index in outer)
+    return count
 
 
 def is_full(x: Expressions, trip: Trip) -> Value:

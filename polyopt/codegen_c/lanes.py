@@ -9,7 +9,7 @@ from polyopt.codegen_c.flatten import visible_count
 from polyopt.dots import Dot, between
 from polyopt.dsl.ir import Cast, Op, Var
 from polyopt.dtypes import DType, bf16, f16, i32, i64
-from polyopt.loops.ir import Alloc, Expr, For, If, Load, Stmt, Store, stores_of, walk, walk_expr
+from polyopt.loops.ir import Alloc, Expr, For, If, Load, Stmt, Store, stores_of, uses, walk, walk_expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,9 @@ class LanePlanner:
             nodes = (node for expr in (store.value, *store.indices) for node in walk_expr(expr))
             accesses += [(node.buffer, node.indices) for node in nodes if isinstance(node, Load)]
             for buffer, indices in accesses:
-                moving = [index for index in indices if _mentions(index, loop.var)]
+                moving = [index for index in indices if uses(index, loop.var)]
                 if len(moving) > 1 or any(isinstance(node, Load) for index in moving for node in walk_expr(index)):
                     yield self._dtypes[buffer]
-
-
-def _mentions(index: Expr, var: str) -> bool:
-    return any(isinstance(node, Var) and node.name == var for node in walk_expr(index))
 
 
 def narrow_factors(store: Store, total: DType = i32) -> tuple[Load, Load] | None:

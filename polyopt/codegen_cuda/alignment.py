@@ -9,7 +9,7 @@ from math import gcd
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.dsl.ir import Const, Op, Var
 from polyopt.dtypes import bool_
-from polyopt.loops.ir import Buffer, Expr, For, integer, substitute, walk_expr
+from polyopt.loops.ir import Buffer, Expr, For, integer, substitute, uses
 
 VECTOR_BYTES = 16
 """The widest access, and what the address of every array is a multiple of."""
@@ -61,11 +61,6 @@ def slope(expr: Expr, var: str) -> int | None:
             return None if inner is None else int(by) * inner
         case _:
             return None if uses(expr, var) else 0
-
-
-def uses(expr: Expr, var: str) -> bool:
-    """Whether an expression depends on a variable."""
-    return any(isinstance(node, Var) and node.name == var for node in walk_expr(expr))
 
 
 def first_lane(expr: Expr, lane: str) -> Expr:

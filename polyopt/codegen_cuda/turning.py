@@ -18,7 +18,7 @@ from polyopt.codegen_cuda.shapes import replaced
 from polyopt.codegen_cuda.staging import TOGETHER
 from polyopt.codegen_cuda.tiles import below
 from polyopt.codegen_cuda.vectors import Vectors
-from polyopt.dsl.ir import Op, Var
+from polyopt.dsl.ir import Op
 from polyopt.dtypes import i64
 from polyopt.loops.ir import (
     Alloc,
@@ -33,6 +33,7 @@ from polyopt.loops.ir import (
     index_var,
     integer,
     substitute,
+    uses,
     walk,
     walk_expr,
 )
@@ -210,4 +211,4 @@ def _mask(load: Load) -> list[Expr]:
 
 
 def _uses(exprs: Sequence[Expr], var: str) -> bool:
-    return any(isinstance(node, Var) and node.name == var for expr in exprs for node in walk_expr(expr))
+    return any(uses(expr, var) for expr in exprs)

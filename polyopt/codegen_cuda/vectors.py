@@ -18,7 +18,7 @@ from math import prod
 from typing import assert_never
 
 from polyopt.classes import dataclass
-from polyopt.codegen_cuda.alignment import VECTOR_BYTES, divisor, facts, is_vector, note, uniform, uses
+from polyopt.codegen_cuda.alignment import VECTOR_BYTES, divisor, facts, is_vector, note, uniform
 from polyopt.codegen_cuda.halos import halos
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.shapes import replaced
@@ -37,6 +37,7 @@ from polyopt.loops.ir import (
     index_var,
     integer,
     substitute,
+    uses,
     walk,
     walk_expr,
 )

@@ -253,6 +253,11 @@ def walk_expr(expr: Expr) -> Iterator[Expr]:
         open_.extend(reversed(expr_children(node)))
 
 
+def uses(expr: Expr, var: str) -> bool:
+    """Whether an expression depends on a variable."""
+    return any(isinstance(node, Var) and node.name == var for node in walk_expr(expr))
+
+
 def substatements(statement: Stmt) -> tuple[Stmt, ...]:
     match statement:
         case Block(body):
