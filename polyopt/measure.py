@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from polyopt import cache
+from polyopt import cache, reference
 from polyopt.api import Op
 from polyopt.classes import dataclass
+from polyopt.dsl.affine import sizes_of
 from polyopt.dsl.ir import Program
 from polyopt.errors import ArgumentError
 from polyopt.loops.ir import Alloc, Block, For, LoopProgram, Stmt, Store, substatements, walk
@@ -107,17 +108,20 @@ def agrees(result: object, expected: object) -> bool:
 
 
 def random_arguments(operator: Op, program: Program, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Floats between 1/2 and 3/2; integers are 0, so that those which serve as subscripts are in range."""
+    """Floats between 1/2 and 3/2; integers are 0, so that those which serve as subscripts are in range.
+
+    values: of compile-time parameters, and of sizes that the program leaves open
+    """
     random = np.random.default_rng(0)
     arguments = {p.name: values[p.name] for p in operator.signature.parameters if p.name in values}
+    missing = [size for size in program.sizes if size not in values]
     for name in program.parameters:
         tensor = program.tensor(name)
-        if tensor.shape is None or not all(extent.is_constant for extent in tensor.shape):
+        if tensor.shape is None or any(size in missing for extent in tensor.shape for size in sizes_of(extent)):
             raise ArgumentError(
-                f"the sizes of '{name}' are not all known",
-                fix=f"set them: {' '.join(f'{s}=64' for s in program.sizes)}",
+                f"the sizes of '{name}' are not all known", fix=f"set them: {' '.join(f'{s}=64' for s in missing)}"
             )
-        shape = tuple(extent.constant for extent in tensor.shape)
+        shape = reference.shape_of(tensor, {size: values[size] for size in program.sizes if size in values})
         numbers = random.uniform(0.5, 1.5, shape) if tensor.dtype.is_float else np.zeros(shape)
         arguments[name] = numbers.astype(tensor.dtype.numpy)
     return {p.name: arguments[p.name] for p in operator.signature.parameters if p.name in arguments}

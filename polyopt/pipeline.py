@@ -239,8 +239,8 @@ class Lowering:
     @property
     def domains(self) -> isl.UnionSet:
         """All instances of all statements."""
-        union = isl.UnionSet.from_set(self.scop.statements[0].domain)
-        for statement in self.scop.statements[1:]:
+        union = isl.UnionSet("{ }")
+        for statement in self.scop.statements:
             union = union.union(isl.UnionSet.from_set(statement.domain))
         return union
 

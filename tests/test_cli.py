@@ -204,6 +204,25 @@ def test_bench_asks_for_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "N=64" in complaint(capsys, "bench", LINEAR, "M=3")
 
 
+OPEN = """
+import polyopt as po
+from polyopt import f32
+
+@po.op(dynamic=["N"])
+def doubled(x: f32["N", "M"]):
+    return x * 2
+"""
+
+
+def test_bench_measures_an_operator_of_open_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "open_sizes.py").write_text(OPEN, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert "not counted: N stay" in output(capsys, "bench", "open_sizes.py:doubled", "N=5", "M=3")
+    assert "N=64" in complaint(capsys, "bench", "open_sizes.py:doubled", "M=3")
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     command = f"{sys.executable} -m polyopt show-schedule {LINEAR} --stage llvm | head -1"
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)

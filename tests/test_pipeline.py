@@ -377,3 +377,11 @@ def test_the_domain_of_everything_is_a_union() -> None:
             "out[i, j] : 0 <= i < 9 and 0 <= j < 20 }"
         )
     )
+
+
+def test_what_has_no_statements_has_no_instances() -> None:
+    @po.op
+    def doubled(x: f32[N]):
+        return x * 2
+
+    assert doubled.lower(N=0).domains.is_empty()
