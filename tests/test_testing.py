@@ -262,6 +262,17 @@ def test_subscripts_are_drawn_in_range():
     assert (inputs["ids"] != random_inputs(program, {}, 1, {})["ids"]).any()
 
 
+def test_subscripts_are_drawn_in_range_where_the_first_elements_are_not():
+    @po.op
+    def odd(x: f32[K], ids: i64[N]):
+        y, i = po.tensor("y"), po.index("i")
+        y[i] = x[2 * ids[i] - 1]
+        return y
+
+    ids = random_inputs(odd.lower(N=20, K=7).program, {}, 0, {})["ids"]
+    assert set(ids) <= {1, 2, 3, 4} and len(set(ids)) > 1
+
+
 def test_inputs_are_positive_where_others_give_nan():
     inputs = random_inputs(root.lower(N=50).program, {}, 0, {})
     assert (inputs["x"] > 0).all()

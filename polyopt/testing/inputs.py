@@ -16,24 +16,26 @@ from polyopt.runtime.arrays import accept
 
 Array = NDArray[Any]
 
-_ATTEMPTS = 4
+_ATTEMPTS = ((0, 1), (0, 2), (1, 2), (1, 4), (0, 8))
+"""The least subscript, and the part of the extent below which all are: of `2 * ids[i] - 1` at least 1, below a half."""
 
 
 def random_inputs(program: Program, sizes: Mapping[str, int], seed: int, given: Mapping[str, Any]) -> dict[str, Array]:
     """One array per parameter; those in `given` as they are.
 
     Floats are in [-1, 1), and in [0.5, 1.5) where those give NaN; integers are small; subscripts are in range: below
-    the least extent of the dimensions in which they are used, and below less where that is still too much.
+    the least extent of the dimensions in which they are used, and otherwise, at last 0, where that is out of range.
     Raises `BoundsError` where no such subscripts are found.
     """
     ceilings = subscript_ceilings(program, sizes)
-    for attempt in range(_ATTEMPTS):
-        last = attempt == _ATTEMPTS - 1
-        limits = {name: 1 if last else max(1, ceiling >> attempt) for name, ceiling in ceilings.items()}
-        arrays = _draw_valid(program, sizes, seed, given, limits, may_raise=last)
+    for low, part in _ATTEMPTS:
+        limits = {name: (low, max(low + 1, ceiling // part)) for name, ceiling in ceilings.items()}
+        arrays = _draw_valid(program, sizes, seed, given, limits)
         if arrays is not None:
             return arrays
-    raise AssertionError("the last attempt raises or succeeds")
+    last = _draw_valid(program, sizes, seed, given, dict.fromkeys(ceilings, (0, 1)), may_raise=True)
+    assert last is not None, "the last attempt raises or succeeds"
+    return last
 
 
 def _draw_valid(
@@ -41,9 +43,9 @@ def _draw_valid(
     sizes: Mapping[str, int],
     seed: int,
     given: Mapping[str, Any],
-    limits: Mapping[str, int],
+    limits: Mapping[str, tuple[int, int]],
     *,
-    may_raise: bool,
+    may_raise: bool = False,
 ) -> dict[str, Array] | None:
     """Inputs on which the program is defined; None where a subscript is out of range."""
     for positive in (False, True):
@@ -86,14 +88,15 @@ def _draw(
     program: Program,
     name: str,
     sizes: Mapping[str, int],
-    ceiling: int | None,
+    limits: tuple[int, int] | None,
     positive: bool,
 ) -> Array:
     tensor = program.tensor(name)
     shape = reference.shape_of(tensor, sizes)
-    if ceiling is not None and tensor.dtype.is_integer:
-        top = min(ceiling, int(np.iinfo(tensor.dtype.numpy).max))
-        return random.integers(0, max(1, top), shape).astype(tensor.dtype.numpy)
+    if limits is not None and tensor.dtype.is_integer:
+        low, high = limits
+        top = min(high, int(np.iinfo(tensor.dtype.numpy).max))
+        return random.integers(low, max(low + 1, top), shape).astype(tensor.dtype.numpy)
     return _values(random, tensor.dtype, shape, positive).astype(tensor.dtype.numpy)
 
 
