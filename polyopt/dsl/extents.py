@@ -34,17 +34,27 @@ def known_extents(tensor: Handle, *, only_one: bool = False) -> Extents:
     if tensor.dims is None and tensor.definitions:
         kept = tuple(extent if extent == ONE or not only_one else None for extent in extents)
         if any(extent is not None for extent in kept):
-            tensor.state.used_extents.append((tensor, kept, user_span()))
+            tensor.state.used_extents.append((tensor, kept, False, user_span()))
     return extents
+
+
+def extent_despite_guards(tensor: Handle, dimension: int) -> Affine | None:
+    """The same of one dimension, as if `po.when` kept no index from its end; ranges say later whether it does."""
+    extents = _extents(tensor, _Search(tensor.state, despite_guards=True))
+    kept = tuple(extent if n == dimension else None for n, extent in enumerate(extents))
+    if any(extent is not None for extent in kept):
+        tensor.state.used_extents.append((tensor, kept, True, user_span()))
+    return extents[dimension]
 
 
 def check_used(state: State) -> None:
     """Raises `DefinitionError` where definitions changed an extent that was used before them."""
-    last: dict[Handle, Extents] = {}
-    for tensor, used, span in state.used_extents:
-        if tensor not in last:
-            last[tensor] = _extents(tensor, _Search(tensor.state))
-        for dimension, (before, after) in enumerate(zip(used, last[tensor], strict=True)):
+    last: dict[tuple[Handle, bool], Extents] = {}
+    for tensor, used, despite_guards, span in state.used_extents:
+        key = tensor, despite_guards
+        if key not in last:
+            last[key] = _extents(tensor, _Search(tensor.state, despite_guards=despite_guards))
+        for dimension, (before, after) in enumerate(zip(used, last[key], strict=True)):
             if before is not None and before != after:
                 raise DefinitionError(
                     f"'{tensor.name}' is defined further after its extent was used",
@@ -61,7 +71,7 @@ def used_extents(state: State) -> tuple[UsedExtent, ...]:
     return tuple(
         dict.fromkeys(
             UsedExtent(tensor.name, dimension, af.extent(tensor.name, dimension), extent, span)
-            for tensor, used, span in state.used_extents
+            for tensor, used, _, span in state.used_extents
             for dimension, extent in enumerate(used)
             if extent is not None
         )
@@ -89,10 +99,11 @@ class _Search:
     else take twice as long for each.
     """
 
-    __slots__ = ("_cuts", "_met", "_state", "busy")
+    __slots__ = ("_cuts", "_met", "_state", "busy", "despite_guards")
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, *, despite_guards: bool = False) -> None:
         self._state = state
+        self.despite_guards = despite_guards
         self.busy: set[Handle] = set()
         self._met: list[set[Handle]] = [set()]
         self._cuts: list[set[Handle]] = [set()]
@@ -112,13 +123,13 @@ class _Search:
                 self.busy.remove(tensor)
                 met, cuts = self._met.pop(), self._cuts.pop() - {tensor}
             found = _Found(extents, met, cuts, len(self._state.definitions))
-            self._state.found_extents.setdefault(tensor, []).append(found)
+            self._state.found_extents.setdefault((tensor, self.despite_guards), []).append(found)
         self._met[-1] |= found.met
         self._cuts[-1] |= found.cuts
         return found.extents
 
     def _recalled(self, tensor: Handle) -> _Found | None:
-        known: list[_Found] | None = self._state.found_extents.get(tensor)
+        known: list[_Found] | None = self._state.found_extents.get((tensor, self.despite_guards))
         if known is None:
             return None
         written = self._state.definitions
@@ -147,7 +158,17 @@ def _local_extents(tensor: Handle, search: _Search) -> Extents:
     found = [_definition_extents(d, search) for d in tensor.definitions]
     if not found:
         return (None,) * tensor.rank
-    return tuple(_counted(_pick(list(column), greatest=True)) for column in zip(*found, strict=True))
+    columns = [list(column) for column in zip(*found, strict=True)]
+    if search.despite_guards:
+        columns = [_without_open_guards(column, tensor.definitions) for column in columns]
+    return tuple(_counted(_pick(column, greatest=True)) for column in columns)
+
+
+def _without_open_guards(extents: list[Affine | None], definitions: Sequence[Definition]) -> list[Affine | None]:
+    """Those of definitions that are not under a guard alone, as far as others give any: `L[i, j] = po.when(j > i, 0)`
+    takes the ranges of its indices from them."""
+    pairs = zip(extents, definitions, strict=True)
+    return [e for e, d in pairs if e is not None or not isinstance(d.value, Guarded)] or extents
 
 
 def _counted(extent: Affine | None) -> Affine | None:
@@ -181,7 +202,7 @@ def index_extent(body: Expr, index: Index, scope: Scope) -> Affine | None:
 
 def _definition_extents(definition: Definition, search: _Search) -> Extents:
     """One more than the greatest value of each subscript of the left side."""
-    if isinstance(definition.value, Guarded):
+    if isinstance(definition.value, Guarded) and not search.despite_guards:
         return (None,) * len(definition.subscripts)
     ranges = _Ranges.of(definition, search)
     greatest = [ranges.greatest(_affine(s, ranges.scope)) for s in definition.subscripts]

@@ -86,7 +86,7 @@ class State:
     conditions: what inlined ops ask of the sizes
     agreements: what they, and extents that were used, ask of extents that are not known yet
     dtypes_due: tensors handed to inlined ops whose parameter fixes a dtype
-    used_extents: extents of local tensors that equations were written with, and where
+    used_extents: extents of local tensors that equations were written with, whether despite guards, and where
     found_extents: what `extents` has found so far
     """
 
@@ -98,8 +98,8 @@ class State:
     conditions: list[Condition] = field(default_factory=list)
     agreements: list[Agreement | UsedExtent] = field(default_factory=list)
     dtypes_due: list[tuple[Handle, DType, str, Span | None]] = field(default_factory=list)
-    used_extents: list[tuple[Handle, tuple[Affine | None, ...], Span | None]] = field(default_factory=list)
-    found_extents: dict[Handle, list[Any]] = field(default_factory=dict)
+    used_extents: list[tuple[Handle, tuple[Affine | None, ...], bool, Span | None]] = field(default_factory=list)
+    found_extents: dict[tuple[Handle, bool], list[Any]] = field(default_factory=dict)
     depth: int = 0
 
     def new_tensor(

@@ -23,7 +23,7 @@ from polyopt.dsl.expr import (
     source_text,
     try_expr,
 )
-from polyopt.dsl.extents import known_extents
+from polyopt.dsl.extents import extent_despite_guards, known_extents
 from polyopt.dsl.recognise import NeedsSizes, extent_of, is_data
 from polyopt.dsl.spans import user_span
 from polyopt.dsl.state import Handle, check_rank, sugar_indices
@@ -107,14 +107,13 @@ def _from_the_end(tensor: Handle, exprs: tuple[Expr, ...]) -> tuple[Expr, ...]:
     if not any(_is_negative(expr) for expr in exprs):
         return exprs
     extents = known_extents(tensor)
-    return tuple(_counted(tensor, e, extent) for e, extent in zip(exprs, extents, strict=False)) if extents else exprs
+    return tuple(_counted(tensor, expr, n, extents[n]) for n, expr in enumerate(exprs)) if extents else exprs
 
 
-def _counted(tensor: Handle, expr: Expr, extent: Affine | None) -> Expr:
+def _counted(tensor: Handle, expr: Expr, dimension: int, extent: Affine | None) -> Expr:
     if not isinstance(expr, Literal) or not _is_negative(expr):
         return expr
-    if extent is None:
-        raise _unknown_extent(tensor, "a subscript from the end")
+    extent = _required(tensor, dimension, extent, "a subscript from the end")
     return AffineSize(extent + int(expr.value))
 
 
@@ -144,11 +143,11 @@ def _slice(tensor: Handle, parts: tuple[object, ...], boundary: Boundary | None)
         if part is None:
             left.append(Index("newaxis", as_expr(0), as_expr(1)))
         elif isinstance(part, slice):
-            index, expr = _sliced(tensor, part, extents[len(subscripts)], len(left), boundary)
+            index, expr = _sliced(tensor, part, len(subscripts), extents[len(subscripts)], len(left), boundary)
             left.append(index)
             subscripts.append(expr)
         else:
-            subscripts.append(_fixed(tensor, part, extents[len(subscripts)], boundary))
+            subscripts.append(_fixed(tensor, part, len(subscripts), extents[len(subscripts)], boundary))
     result = tensor.state.new_tensor(f"{tensor.name}_slice", rank=len(left))
     result.state.define(result, tuple(left), Element(tensor, tuple(subscripts), boundary))
     return result
@@ -171,7 +170,7 @@ def _without_ellipsis(tensor: Handle, parts: tuple[object, ...]) -> tuple[object
     return (*parts[:at], *whole, *parts[at + 1 :])
 
 
-def _fixed(tensor: Handle, part: object, extent: Affine | None, boundary: Boundary | None) -> Expr:
+def _fixed(tensor: Handle, part: object, dimension: int, extent: Affine | None, boundary: Boundary | None) -> Expr:
     expr = subscript_expr(part, tensor)
     free = free_indices(expr)
     if free:
@@ -182,11 +181,11 @@ def _fixed(tensor: Handle, part: object, extent: Affine | None, boundary: Bounda
             fix="give every dimension an index.",
             facts={"tensor": tensor.name, "index": free[0].name},
         )
-    return expr if boundary is not None else _counted(tensor, expr, extent)
+    return expr if boundary is not None else _counted(tensor, expr, dimension, extent)
 
 
 def _sliced(
-    tensor: Handle, part: slice, extent: Affine | None, position: int, boundary: Boundary | None
+    tensor: Handle, part: slice, dimension: int, extent: Affine | None, position: int, boundary: Boundary | None
 ) -> tuple[Index, Expr]:
     (name,) = (index.name for index in sugar_indices(1, position))
     if part.start is None and part.stop is None and part.step is None:
@@ -198,6 +197,8 @@ def _sliced(
         step, start = _step(part.step), _bound(tensor, first, None, None)
         assert start is not None, "a bound that is not negative needs no extent"
         return open_index, (open_index if step == 1 else open_index * step) + AffineSize(start)
+    if _counts_from_the_end(part, boundary):
+        extent = _required(tensor, dimension, extent, "slice")
     found = _slice_range(tensor, part, extent, boundary)
     cap = None if found.cap is None else AffineSize(found.cap)
     index = Index(name, as_expr(0), AffineSize(found.extent), cap=cap)
@@ -211,6 +212,13 @@ def _runs_to_the_end(part: slice) -> bool:
     return part.stop is None and not counts_back and _step(part.step) > 0
 
 
+def _counts_from_the_end(part: slice, boundary: Boundary | None) -> bool:
+    """Whether a bound of a slice depends on where the tensor ends."""
+    is_open = part.stop is None if _step(part.step) > 0 else part.start is None
+    bounds = [bound for bound in (part.start, part.stop) if isinstance(bound, int | np.integer)]
+    return is_open or (boundary is None and any(bound < 0 for bound in bounds))
+
+
 def _slice_range(tensor: Handle, part: slice, extent: Affine | None, boundary: Boundary | None) -> _Range:
     step = _step(part.step)
     whole_start, whole_stop = (
@@ -218,8 +226,7 @@ def _slice_range(tensor: Handle, part: slice, extent: Affine | None, boundary: B
     )
     start = whole_start if part.start is None else _bound(tensor, part.start, extent, boundary)
     stop = whole_stop if part.stop is None else _bound(tensor, part.stop, extent, boundary)
-    if start is None or stop is None:
-        raise _unknown_extent(tensor, "slice")
+    assert start is not None and stop is not None, "the extent is known where a bound depends on it"
     if boundary is not None:
         return _Range(start, step, _count(start, stop, step), None)
     start, stop = _clip(start, extent, step), _clip(stop, extent, step)
@@ -296,12 +303,18 @@ def require_extents(tensor: Handle, what: str) -> tuple[Affine, ...]:
     Raises `NeedsSizes` where one is not plain at this point of the function.
     """
     rank_of(tensor)
-    extents = known_extents(tensor)
-    found = tuple(extent for extent in extents if extent is not None)
-    if len(found) < len(extents):
-        raise _unknown_extent(tensor, what)
+    found = tuple(_required(tensor, n, extent, what) for n, extent in enumerate(known_extents(tensor)))
     tensor.state.conditions.extend(Compare(extent, ">=") for extent in found if not is_nonnegative(extent))
     return found
+
+
+def _required(tensor: Handle, dimension: int, extent: Affine | None, what: str) -> Affine:
+    """The extent, else what it is where guards shorten nothing. Raises `NeedsSizes` where neither is plain."""
+    if extent is None:
+        extent = extent_despite_guards(tensor, dimension)
+    if extent is None:
+        raise _unknown_extent(tensor, what)
+    return extent
 
 
 def _unknown_extent(tensor: Handle, what: str) -> NeedsSizes:

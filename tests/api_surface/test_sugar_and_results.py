@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -363,3 +364,62 @@ def test_shapes_that_do_not_join_are_named_with_their_line() -> None:
     with pytest.raises(po.ShapeError) as caught:
         joined(np.ones((4, 5)), np.ones((4, 3)))
     assert caught.value.where is not None and "(4, 5)" in str(caught.value)
+
+
+@po.op
+def lower_half(x: f64[N, N]):
+    y = po.tensor("y")
+    y[i, j] = po.when(j <= i, x[i, j])
+    y[i, j] = po.when(j > i, 0.0)
+    return y
+
+
+@po.op
+def first_two(x: f64[N, N]):
+    y = po.tensor("y")
+    y[i, j] = po.when(i < 2, x[i, j])
+    return y
+
+
+FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "reversed": (lambda y: y[::-1], lambda y: y[::-1]),
+    "last": (lambda y: y[-1], lambda y: y[-1]),
+    "all but the last": (lambda y: y[:, :-1], lambda y: y[:, :-1]),
+    "flat": (lambda y: y.reshape(-1), np.ravel),
+    "twice": (lambda y: po.concatenate([y, y]), lambda y: np.concatenate([y, y])),
+    "shape": (lambda y: y * po.cast(y.shape[0], f64), lambda y: y * len(y)),
+    "position": (po.argmax, np.argmax),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_what_needs_the_extent_of_a_tensor_whose_guards_leave_nothing_out(form: str, *, is_dynamic: bool) -> None:
+    ours, numpys = FORMS[form]
+
+    @po.op(dynamic=is_dynamic)
+    def op(x: f64[N, N]):
+        return ours(lower_half(x))
+
+    x = np.random.default_rng(0).random((5, 5))
+    np.testing.assert_array_equal(op(x), numpys(np.tril(x)))
+
+
+@pytest.mark.parametrize("form", ["reversed", "last", "flat", "twice", "shape"])
+def test_an_extent_that_guards_shorten_is_never_taken_for_the_whole(form: str) -> None:
+    @po.op
+    def op(x: f64[N, N]):
+        return FORMS[form][0](first_two(x))
+
+    with pytest.raises(po.ShapeError, match="dimension 0 of 'y' was taken for 5 long, and is 2"):
+        op(np.ones((5, 5)))
+    np.testing.assert_array_equal(op(np.ones((2, 2))), FORMS[form][1](np.ones((2, 2))))
+
+
+def test_a_dimension_that_no_guard_shortens_is_cut_beside_one_that_is() -> None:
+    @po.op
+    def op(x: f64[N, N]):
+        return first_two(x)[:, ::-1]
+
+    x = np.random.default_rng(0).random((5, 5))
+    np.testing.assert_array_equal(op(x), x[:2, ::-1])
