@@ -18,10 +18,13 @@ LONG = frozenset(
     {
         "test_blocks.py",
         "test_columns.py",
+        "test_converted.py",
         "test_dots.py",
         "test_halves.py",
         "test_margins.py",
         "test_pack.py",
+        "test_partials.py",
+        "test_plans.py",
         "test_prefixes.py",
         "test_random_contractions.py",
         "test_short_axes.py",

@@ -13,7 +13,7 @@ from polyopt.dsl.expr import Passed, source_text
 from polyopt.dsl.integers import MOST_SIZE, Reach, in_floats, integer_range, integer_text, reach, within
 from polyopt.dsl.recognise import NeedsSizes
 from polyopt.dsl.types import WEAK_INT, Type, Unknown, WeakType, concrete
-from polyopt.dtypes import DType, bool_, f64, i64, u64
+from polyopt.dtypes import DType, bool_, f64, i32, i64, promote, u64
 from polyopt.errors import DTypeError, Span
 
 
@@ -100,11 +100,14 @@ class Converter:
             self.conditions.append(af.Compare(affine - high, "<="))
 
 
-def check_passed(expr: Passed, given: Type) -> None:
-    """Raises `DTypeError` where a value is not of a parameter's kind."""
+def check_passed(expr: Passed, value: Typed) -> None:
+    """Raises `DTypeError` where a value is not of a parameter's kind, or an integer that may not fit its dtype."""
+    given = value.type
     if isinstance(given, Unknown):
         return
     fits = _KIND_ORDER[concrete(given).kind] <= _KIND_ORDER[expr.dtype.kind]
+    if fits and isinstance(given, DType) and given.is_integer and expr.dtype.is_integer:
+        fits = _holds(expr.dtype, given, value.node)
     if not fits or (expr.is_exact and isinstance(given, DType) and given != expr.dtype):
         raise DTypeError(
             f"parameter '{expr.parameter}' is {expr.dtype} and is given '{source_text(expr.arg)}', which is "
@@ -113,6 +116,14 @@ def check_passed(expr: Passed, given: Type) -> None:
             fix=f"convert it: po.cast(..., {expr.dtype}).",
             facts={"parameter": expr.parameter, "dtype": str(concrete(given))},
         )
+
+
+def _holds(dtype: DType, given: DType, node: ir.Expr) -> bool:
+    """Whether an integer dtype holds a value of another one: an index counts elements that are in memory."""
+    if isinstance(node, ir.Const):
+        return within((int(node.value), int(node.value)), dtype)
+    is_index = isinstance(node, ir.IndexValue) and dtype.kind == "i" and dtype.bits >= i32.bits
+    return is_index or promote(given, dtype) == dtype
 
 
 _KIND_ORDER = {"b": 0, "u": 1, "i": 1, "f": 2}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
+from itertools import count
 from typing import Literal
 
 from polyopt.classes import dataclass
@@ -16,12 +17,12 @@ from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, Condition
 from polyopt.dsl.constants import constant
 from polyopt.dsl.conversion import Converter
-from polyopt.dsl.expr import AffineSize, Element, Expr, Index, Size, free_indices, source_text, walk
+from polyopt.dsl.expr import AffineSize, Element, Expr, Index, Size, free_indices, source_text, subtracted, walk
 from polyopt.dsl.lower_reductions import accumulated, as_axis, lower_reduction, summand, unguarded
 from polyopt.dsl.recognise import Scope, is_data, ranges_in
 from polyopt.dsl.state import Definition, Handle, State
 from polyopt.dsl.types import UNKNOWN, WEAK_BOOL, WEAK_INT, Type, Unknown, WeakType, concrete, join
-from polyopt.dsl.values import Builder, Names
+from polyopt.dsl.values import Builder, Names, Reads
 from polyopt.dtypes import DType, accumulator, promote
 from polyopt.errors import DefinitionError, DTypeError, Span
 
@@ -197,6 +198,10 @@ class _Read:
     guard: Condition
 
 
+_SETTLED = 8
+"""Passes after which the dtypes of tensors that depend on one another only grow: nothing changes for ever."""
+
+
 @dataclass(slots=True, eq=False)
 class _Reader:
     """Gives tensors their dtypes, and then definitions their equations.
@@ -209,7 +214,7 @@ class _Reader:
     types: dict[Handle, Type] = field(default_factory=dict)
     built: dict[Definition, _Read] = field(default_factory=dict)
 
-    def read(self, definition: Definition, *, provisional: bool = False) -> _Read:
+    def read(self, definition: Definition, *, provisional: bool = False, guesses: bool = False) -> _Read:
         known = self.built.get(definition)
         if known is not None:
             return known
@@ -218,6 +223,7 @@ class _Reader:
             lower_reduction,
             Converter(provisional),
             Names(self.reserved),
+            guesses,
         )
         scope, left, others = _bind(build, definition)
         found = _Read(build, scope, left, others, *unguarded(definition.value, scope))
@@ -242,29 +248,42 @@ class _Reader:
         return {tensor: concrete(type_) for tensor, type_ in self.types.items()}
 
     def _infer_cycle(self, component: Sequence[Handle]) -> None:
-        """Repeats until nothing changes; Python scalars become i64 or f64 when nothing else decided."""
+        """Repeats until nothing changes: what has a dtype by itself comes first, and what is computed from it follows.
+
+        A value of which an operand has no dtype yet has none; only where that leaves every definition open, operands
+        that have one decide. Python scalars become i64 or f64 when nothing else decided.
+        """
         types = self.types
-        while component:
+        least: dict[Handle, Type] = {}
+        guesses = False
+        for passes in count():
             before = [types.get(tensor, UNKNOWN) for tensor in component]
             provisional = not all(isinstance(type_, DType) for type_ in before)
             for tensor in component:
-                found = [self._type(definition, provisional=provisional) for definition in tensor.definitions]
-                types[tensor] = _of_all(tensor, [types.get(tensor, UNKNOWN), *found])
+                found = [self._type(d, provisional=provisional, guesses=guesses) for d in tensor.definitions]
+                known = types.get(tensor, UNKNOWN) if passes > _SETTLED else least.get(tensor, UNKNOWN)
+                type_ = _of_all(tensor, [known, *found])
+                types[tensor] = types.get(tensor, UNKNOWN) if isinstance(type_, Unknown) else type_
             if [types[tensor] for tensor in component] != before:
                 for definition in (d for tensor in component for d in tensor.definitions):
                     self.built.pop(definition, None)
+                guesses = False
                 continue
             weak = [tensor for tensor in component if not isinstance(types[tensor], DType)]
             if not weak:
                 return
+            if not guesses and any(isinstance(types[tensor], Unknown) for tensor in weak):
+                guesses = True
+                continue
             for tensor in weak:
-                types[tensor] = concrete(types[tensor])
+                least[tensor] = types[tensor] = concrete(types[tensor])
 
-    def _type(self, definition: Definition, *, provisional: bool) -> Type:
-        one = self.read(definition, provisional=provisional)
+    def _type(self, definition: Definition, *, provisional: bool, guesses: bool = False) -> Type:
+        one = self.read(definition, provisional=provisional, guesses=guesses)
         if definition.kind == "define":
             return one.build.build(one.value, one.scope).type
-        natural = summand(one.build, one.value, one.scope).type
+        taken = subtracted(one.value)
+        natural = summand(one.build, one.value if taken is None else taken, one.scope).type
         if natural == WEAK_BOOL:
             return WEAK_INT
         if isinstance(natural, WeakType | Unknown):
@@ -319,9 +338,9 @@ class _Reader:
 
 def _of_all(tensor: Handle, types: Iterable[Type]) -> Type:
     """The type of a tensor with definitions of these types; a sum's where something is added, be it Python's number."""
-    found = join(types)
-    is_summed = any(definition.kind != "define" for definition in tensor.definitions)
-    return accumulator(found) if is_summed and isinstance(found, DType) and found.is_integer else found
+    if all(definition.kind == "define" for definition in tensor.definitions):
+        return join(types)
+    return join(accumulator(t) if isinstance(t, DType) and not t.is_float else t for t in types)
 
 
 def _components(edges: Mapping[Handle, tuple[Handle, ...]]) -> tuple[tuple[Handle, ...], ...]:
@@ -460,13 +479,19 @@ def _check_count(value: ir.Expr, definition: Definition) -> None:
 
 def _added(build: Builder, value: Expr, scope: Scope, dtype: DType, shared: DType | None) -> ir.Expr:
     """The right side of an accumulation in `shared` or else in a dtype that holds the value and what the tensor has."""
+    taken = subtracted(value)
+    if taken is not None:
+        node = _added(build, taken, scope, dtype, shared)
+        if isinstance(node, ir.Const) and node.dtype.kind != "u":
+            return constant(-node.value, node.dtype, value.span)
+        return ir.Op("neg", (node,), node.dtype)
     typed, _ = accumulated(build, value, scope, None, None)
     own = typed.node.dtype
     natural = summand(build, value, scope)
     if not isinstance(natural.type, DType):
         return build.convert(natural, shared or accumulator(dtype), value.span)
     wanted = shared or _wider(own, accumulator(dtype))
-    return typed.node if own == wanted else accumulated(build, value, scope, None, wanted)[0].node
+    return typed.node if own == wanted else accumulated(build, value, scope, None, Reads(wanted))[0].node
 
 
 def _wider(own: DType, other: DType) -> DType:

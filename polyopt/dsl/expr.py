@@ -132,24 +132,17 @@ class Element(Expr):
         return self.subscripts
 
     def __iadd__(self, other: object) -> Any:
-        return self._accumulate("sum", "add", other)
+        return self._accumulate("add", other)
 
     def __isub__(self, other: object) -> Any:
-        expr = try_expr(other)
-        return NotImplemented if expr is None else self._accumulate("sum", "add", _negated(expr))
+        return self._accumulate("sub", other)
 
     def __imul__(self, other: object) -> Any:
-        return self._accumulate("prod", "mul", other)
+        return self._accumulate("mul", other)
 
-    def _accumulate(self, kind: str, name: str, other: object) -> Any:
+    def _accumulate(self, name: str, other: object) -> Any:
         expr = try_expr(other)
-        return NotImplemented if expr is None else Accumulation(self, kind, name, expr)
-
-
-def _negated(expr: Expr) -> Expr:
-    if isinstance(expr, Guarded):
-        return Guarded(expr.condition, _negated(expr.value))
-    return Call("subtracted", (expr,))
+        return NotImplemented if expr is None else Accumulation(name, (self, expr))
 
 
 class Boundary:
@@ -177,11 +170,28 @@ class Call(Expr):
 class Accumulation(Call):
     """What `y[i] += e` hands to `__setitem__`; anywhere else it is the ordinary `y[i] + e`."""
 
-    __slots__ = ("kind",)
+    __slots__ = ()
 
-    def __init__(self, target: Element, kind: str, name: str, added: Expr) -> None:
-        super().__init__(name, (target, added))
-        self.kind = kind
+    @property
+    def kind(self) -> OneOf["sum", "prod"]:
+        """Of the definition that it makes."""
+        return "prod" if self.name == "mul" else "sum"
+
+    @property
+    def added(self) -> Expr:
+        """What is accumulated: of `-=` something for `subtracted`."""
+        return _negated(self.args[1]) if self.name == "sub" else self.args[1]
+
+
+def _negated(expr: Expr) -> Expr:
+    if isinstance(expr, Guarded):
+        return Guarded(expr.condition, _negated(expr.value))
+    return Call("subtracted", (expr,))
+
+
+def subtracted(expr: Expr) -> Expr | None:
+    """What `-=` takes away, where `expr` is the value of such a definition: negated in the dtype of the sum."""
+    return expr.args[0] if isinstance(expr, Call) and expr.name == "subtracted" else None
 
 
 class Convert(Expr):

@@ -68,7 +68,7 @@ def lower_reduction(build: Builder, expr: Reduction, scope: Scope, reads: Reads 
         case "mean":
             return _mean(build, expr, points, reads)
         case "argmax" | "argmin":
-            return _position(build, expr, points)
+            return _position(build, expr, points, scope)
         case _:
             return _custom(build, expr, points, reads)
 
@@ -120,15 +120,16 @@ def summand(build: Builder, body: Expr, scope: Scope, reads: Reads | None = None
 
 
 def accumulated(
-    build: Builder, body: Expr, scope: Scope, reads: Reads | None, dtype: DType | None
+    build: Builder, body: Expr, scope: Scope, reads: Reads | None, asked: Reads | None
 ) -> tuple[Typed, DType]:
     """The body with its reads in the accumulator's dtype, and the dtype that the result has.
 
     reads: of an enclosing sum, whose dtype then is the accumulator's and no rounding happens in between
+    asked: the accumulator, where it does not follow from the body
     """
-    if dtype is not None:
-        value = build.build(body, scope, Reads(dtype, always=True))
-        return Typed(build.convert(value, dtype, body.span), dtype), dtype
+    if asked is not None:
+        value = build.build(body, scope, asked)
+        return Typed(build.convert(value, asked.dtype, body.span), asked.dtype), asked.dtype
     natural = summand(build, body, scope, reads)
     if isinstance(natural.type, Unknown) or (isinstance(natural.type, WeakType) and build.converter.provisional):
         return natural, natural.node.dtype
@@ -143,11 +144,12 @@ def _sum(
     build: Builder, expr: Reduction, points: _Points, name: Literal["sum", "prod"], scope: Scope, reads: Reads | None
 ) -> Typed:
     start = None if expr.init is None else build.build(expr.init, scope)
-    value, result = accumulated(build, points.body, points.scope, reads, expr.dtype)
+    asked = None if expr.dtype is None else Reads(expr.dtype, always=True)
+    value, result = accumulated(build, points.body, points.scope, reads, asked)
     if start is not None and expr.dtype is None and isinstance(value.type, DType):
         both = concrete(join((result, start.type)))
         if both != result:
-            value, result = accumulated(build, points.body, points.scope, None, both)
+            value, result = accumulated(build, points.body, points.scope, None, Reads(both))
     dtype = value.node.dtype
     neutral = constant(int(name == "prod"), dtype, expr.span)
     reducer, operation = _OF_BOOLEANS[name] if dtype.is_bool else (name, {"sum": "add", "prod": "mul"}[name])
@@ -166,7 +168,7 @@ _OF_BOOLEANS: Mapping[str, tuple[Literal["any", "all"], str]] = {"sum": ("any", 
 
 def _mean(build: Builder, expr: Reduction, points: _Points, reads: Reads | None) -> Typed:
     """sum / count; in f32 for f16 and bf16, which are rounded once at the end."""
-    natural = build.build(points.body, points.scope, reads)
+    natural = summand(build, points.body, points.scope, reads)
     known = not isinstance(natural.type, Unknown)
     result = expr.dtype or (concrete(natural.type) if concrete(natural.type).is_float else f64)
     if not result.is_float:
@@ -224,6 +226,8 @@ def _extremum(
 ) -> Typed:
     start = None if expr.init is None else build.build(expr.init, scope)
     natural = build.build(points.body, points.scope, reads)
+    if isinstance(natural.type, Unknown):
+        return natural
     type_ = natural.type if start is None else join((natural.type, start.type))
     dtype = concrete(type_)
     if expr.dtype is not None:
@@ -266,7 +270,7 @@ def _empty_data(expr: Reduction) -> DefinitionError:
 # --- positions -------------------------------------------------------------------------------------------------------
 
 
-def _position(build: Builder, expr: Reduction, points: _Points) -> Typed:
+def _position(build: Builder, expr: Reduction, points: _Points, scope: Scope) -> Typed:
     """The least index whose value is the extremum; NaN counts as the extremum, as in NumPy."""
     name: Literal["max", "min"] = "max" if expr.kind == "argmax" else "min"
     if points.data is not None and expr.init is None:
@@ -282,23 +286,24 @@ def _position(build: Builder, expr: Reduction, points: _Points) -> Typed:
     else:
         values = inner.kept(build.convert(natural, dtype, expr.span), worst)
         best = inner.reduce(name, values, worst if expr.init is not None else None)
-    return Typed(_first(build, expr, points, best, dtype), i64)
+    attains, never = _attains(build, expr, points, best, dtype), extreme("min", i64)
+    where = ir.Op("select", (attains, _flat_position(expr, points), never), i64)
+    if expr.init is None:
+        return Typed(points.reduce("min", where, None), i64)
+    first = points.reduce("min", where, never)
+    init = _stand_in(build, expr, expr.init, scope)
+    return Typed(ir.Op("select", (ir.Op("eq", (first, never), bool_), init, first), i64), i64)
 
 
-def _first(build: Builder, expr: Reduction, points: _Points, best: ir.Expr, dtype: DType) -> ir.Expr:
+def _attains(build: Builder, expr: Reduction, points: _Points, best: ir.Expr, dtype: DType) -> ir.Expr:
+    """Whether a point has the extremum."""
     value = build.convert(build.build(points.body, points.scope), dtype, expr.span)
     attains: ir.Expr = ir.Op("eq", (value, best), bool_)
     if dtype.is_float:
         attains = ir.Op("or", (attains, ir.Op("isnan", (value,), bool_)), bool_)
     if points.data is not None:
         attains = ir.Op("and", (points.data, attains), bool_)
-    never = extreme("min", i64)
-    where = ir.Op("select", (attains, _flat_position(expr, points), never), i64)
-    if expr.init is None:
-        return points.reduce("min", where, None)
-    first = points.reduce("min", where, never)
-    init = _stand_in(build, expr, expr.init, points.scope)
-    return ir.Op("select", (ir.Op("eq", (first, never), bool_), init, first), i64)
+    return attains
 
 
 def _stand_in(build: Builder, expr: Reduction, init: Expr, scope: Scope) -> ir.Expr:
@@ -370,7 +375,7 @@ def _custom(build: Builder, expr: Reduction, points: _Points, reads: Reads | Non
         )
     value = build.convert(natural, dtype, expr.span)
     body = value if neutral is None else points.kept(value, neutral)
-    known = not isinstance(type_, Unknown)
+    known = not isinstance(natural.type, Unknown)
     return Typed(points.reduce("custom", body, neutral, combine), dtype if known else UNKNOWN)
 
 

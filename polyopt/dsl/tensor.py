@@ -60,7 +60,7 @@ class Tensor(Handle):
     def __setitem__(self, key: object, value: object) -> None:
         left = subscripts.left_side(self, key)
         if isinstance(value, Accumulation) and _accumulates(value, self, left):
-            self.state.define(self, left, value.args[1], "sum" if value.kind == "sum" else "prod", is_whole=False)
+            self.state.define(self, left, value.added, value.kind, is_whole=False)
         else:
             expr = as_expr(value, f"as the definition of '{self.name}'")
             self.state.define(self, left, expr, is_whole=False)

@@ -6,7 +6,7 @@ become `Where`, data conditions `select`. Reductions are in `dsl.lower_reduction
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from itertools import islice
 
@@ -67,7 +67,7 @@ from polyopt.dsl.types import (
     concrete,
     join,
 )
-from polyopt.dtypes import DType, bf16, bool_, f16, f32, f64, i8, i32, i64, promote, u64
+from polyopt.dtypes import DType, bf16, bool_, f16, f32, f64, i8, i64, promote, u64
 from polyopt.errors import DefinitionError, DTypeError, Span
 
 
@@ -109,6 +109,8 @@ class Builder:
     type_of: the type of a tensor, as far as it is known
     lower:   turns a reduction into typed nodes
     converter: gives values the dtypes of what they meet; while it is provisional, a reduction of weak values stays weak
+    guesses: while dtypes are being inferred, whether an operation takes the dtype of the operands that have one; else
+             it waits for all
     names:   the axis names handed out in this equation
     """
 
@@ -116,6 +118,7 @@ class Builder:
     lower: Lower
     converter: Converter = field(default_factory=Converter)
     names: Names = field(default_factory=Names)
+    guesses: bool = False
     placeholders: dict[str, Type] = field(default_factory=dict)
     _memo: dict[tuple[Expr, Scope, Reads | None], Typed] = field(default_factory=dict)
     _scopes: dict[tuple[Scope, tuple[object, ...]], Scope] = field(default_factory=dict)
@@ -168,7 +171,7 @@ class Builder:
             case Convert(arg=arg, dtype=dtype):
                 typed = self.build(arg, scope)
                 if isinstance(expr, Passed):
-                    check_passed(expr, typed.type)
+                    check_passed(expr, typed)
                 return _as_leaf(Typed(self.convert(typed, dtype, expr.span), dtype), reads)
             case Choice():
                 return self._choice(expr, scope, reads)
@@ -300,6 +303,8 @@ class Builder:
         if name in ("shl", "shr") and reads is not None and reads.dtype.is_float:
             return _as_leaf(self._call(expr, scope, None), reads)
         args = tuple(self.build(arg, scope, reads) for arg in expr.args)
+        if self._waits(args):
+            return _OPEN
         operand = _integer_form(expr, args) if name in _INTEGER_BOOLS else join(arg.type for arg in args)
         if operand == WEAK_BOOL and name not in ("maximum", "minimum"):
             operand = WEAK_INT  # Python's True + True is 2
@@ -320,6 +325,10 @@ class Builder:
                 else as_float(operand)
             )
         return self._apply(name, args, operand, expr.span)
+
+    def _waits(self, operands: Iterable[Typed]) -> bool:
+        """Whether an operation has no dtype yet: what `h` gives `mask * h` is not what the mask has."""
+        return not self.guesses and any(isinstance(operand.type, Unknown) for operand in operands)
 
     def _apply(self, name: str, args: tuple[Typed, ...], operand: Type, span: Span | None) -> Typed:
         nodes = tuple(self.convert(arg, operand, span) for arg in args)
@@ -353,6 +362,8 @@ class Builder:
             return condition_value(affine)
         name = expr.name
         args = tuple(self.build(arg, scope) for arg in expr.args)
+        if self._waits(args):
+            return Typed(ir.Const(False, bool_), bool_)
         operand = join(arg.type for arg in args)
         numbers = [arg.node.value for arg in args if isinstance(arg.node, ir.Const)]
         if operand == WEAK_INT and len(numbers) == 2:
@@ -375,6 +386,8 @@ class Builder:
         if reads is not None and reads.dtype.is_float:
             return _as_leaf(self._logic(expr, scope, None), reads)
         natural = tuple(self.build(arg, scope) for arg in expr.args)
+        if self._waits(natural):
+            return _OPEN
         operand = join(arg.type for arg in natural)
         if _is_float(operand):
             raise DTypeError(
@@ -397,9 +410,9 @@ class Builder:
             is_boolean = value.type in (bool_, WEAK_BOOL)
             return value if is_boolean else self._logic(Call("and", (expr.args[0], Literal(1))), scope, None)
         value, *others = (self.build(arg, scope, reads) for arg in expr.args)
+        if self._waits(others or (value,)):
+            return _OPEN
         wanted = _ADAPTED[expr.name](value.type, *(other.type for other in others))
-        if expr.name == "subtracted":
-            return self._apply("neg", (value,), wanted, expr.span)
         return Typed(self.convert(value, wanted, expr.span), wanted)
 
     def _classify(self, expr: Call, scope: Scope) -> Typed:
@@ -435,6 +448,8 @@ class Builder:
 
 # --- small questions -------------------------------------------------------------------------------------------------
 
+_OPEN = Typed(ir.Const(0.0, f64), UNKNOWN)
+"""A value of which nothing is known yet."""
 _INTEGER_BOOLS = frozenset({"floordiv", "mod", "shl", "shr", "pow"})
 _SMALL = 64
 
@@ -461,8 +476,11 @@ def _left_chain(expr: Expr, is_built: Callable[[Expr], bool]) -> list[Expr]:
 
 
 def _as_leaf(value: Typed, reads: Reads | None) -> Typed:
-    """A read, an index, a NumPy scalar or an explicit conversion, converted as the enclosing sum asks."""
+    """A read, an index, a NumPy scalar or an explicit conversion, converted as the enclosing sum asks; integers that a
+    float may not hold are computed with first."""
     if reads is None or not isinstance(value.type, DType) or value.type == reads.dtype:
+        return value
+    if reads.dtype.is_float and value.type.is_integer and value.type.bits == i64.bits and not reads.always:
         return value
     if reads.always or promote(value.type, reads.dtype) == reads.dtype:
         return Typed(ir.Cast(value.node, reads.dtype), reads.dtype)
@@ -494,12 +512,11 @@ _ADAPTED: Mapping[str, Callable[..., Type]] = {
     "beside_float": lambda own: join((own, WEAK_FLOAT)),
     "as_wide": lambda own: f32 if own in (f16, bf16) else own,
     "in_dtype_of": lambda own, like: like,
-    "subtracted": lambda own: i32 if own == bool_ else WEAK_INT if own == WEAK_BOOL else own,
     "beside_condition": lambda own: own,
 }
 """The dtypes of values that functions ask for by name: as a function of floats takes them, as beside a float of Python,
-16-bit floats in f32 and back, what -= adds (a boolean counts as 0 or 1), and what stands beside a condition in `&` (of
-an integer the lowest bit counts, as in True & x)."""
+16-bit floats in f32 and back, and what stands beside a condition in `&` (of an integer the lowest bit counts, as in
+True & x)."""
 
 
 def _weak_or(operand: Type, weak: WeakType, strong: DType) -> Type:

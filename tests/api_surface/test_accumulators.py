@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import DType, f16, f32, f64, i8, i32, i64, u8, u64
+from polyopt import DType, f16, f32, f64, i8, i32, i64, u8, u32, u64
 
 N, K = po.sizes("N K")
 i, k = po.indices("i k")
@@ -261,3 +261,97 @@ def test_an_integer_of_any_dtype_stands_for_a_position(init: Any) -> None:
         return po.argmax(x, init=init)
 
     check(op, (np.zeros(0),), np.array(int(init)))
+
+
+BIG = np.array([1_700_000_000_000_000_003, 1_700_000_000_000_000_007])
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        pytest.param(lambda a, c: po.mean(a - c, i), 5.0, id="mean"),
+        pytest.param(lambda a, c: po.sum((a - c) * 1e-1, i), 1.0, id="sum of floats"),
+        pytest.param(lambda a, c: po.sum(a - c, i, init=0.0), 10.0, id="start"),
+        pytest.param(lambda a, c: po.mean(a % 10, i), 5.0, id="remainder"),
+        pytest.param(lambda a, c: po.prod((a - c) * 1.0, i), 21.0, id="product"),
+    ],
+)
+def test_integers_of_64_bits_are_computed_with_before_a_float_sums_them(made: Any, expected: float) -> None:
+    """Nanoseconds since 1970 differ by less than an f64 tells apart."""
+
+    @po.op
+    def op(a: i64[N], c: i64[N]):
+        return made(a[i], c[i])
+
+    check(op, (BIG, np.full(2, 1_700_000_000_000_000_000)), np.array(expected))
+
+
+def test_integers_of_64_bits_added_to_a_float() -> None:
+    @po.op
+    def op(a: i64[N], c: i64[N]):
+        z = po.tensor("z")
+        z[()] = 0.0
+        z[()] += a[i] - c[i]
+        return z
+
+    check(op, (BIG, np.full(2, 1_700_000_000_000_000_000)), np.array(10.0))
+
+
+def test_signed_values_are_computed_before_an_unsigned_sum_takes_them() -> None:
+    @po.op
+    def op(x: i32[N]):
+        z = po.tensor("z", dtype=u64)
+        z[()] += po.maximum(x[i], 0)
+        return z
+
+    check(op, (np.array([-3, 5], np.int32),), np.array(5, np.uint64))
+
+
+def test_what_is_taken_away_is_negated_in_the_dtype_of_the_sum() -> None:
+    @po.op
+    def difference(x: i32[N], y: u8[N]):
+        z = po.tensor("z")
+        a = x[i]
+        a -= y[i]
+        z[i] = a
+        return z
+
+    check(difference, (np.array([5, -3], np.int32), np.array([1, 200], np.uint8)), np.array([4, -203], np.int32))
+
+    @po.op
+    def without_rows(x: u8[N, K], z: i64[N]):
+        y = po.tensor("y")
+        y[i] = z[i]
+        y[i] -= po.sum(x[i, k], k, dtype=u8)
+        return y
+
+    x = np.array([[1, 2, 250], [0, 7, 9]], np.uint8)
+    check(without_rows, (x, np.array([10, 20])), np.array([-243, 4]))
+
+    @po.op
+    def one_less(z: u32[N]):
+        y = po.tensor("y")
+        y[i] = z[i]
+        y[i] -= 1
+        y[i] -= po.when(i > 0, 2)
+        return y
+
+    check(one_less, (np.array([5, 9], np.uint32),), np.array([4, 6], np.uint32))
+
+
+def test_a_mean_of_what_fits_no_narrow_integer() -> None:
+    @po.op
+    def op(x: u8[N]):
+        return po.mean(x[i] * 300, i)
+
+    check(op, (np.array([1, 2], np.uint8),), np.array(450.0))
+
+
+def test_the_place_that_stands_for_none_is_of_the_equation_and_not_of_the_reduction() -> None:
+    @po.op
+    def op(x: i64[N], y: i64[N]):
+        z = po.tensor("z")
+        z[k] = po.argmax(x[k], k, where=x[k] > 9, init=k) + y[k]
+        return z
+
+    check(op, (np.array([1, 2, 3]), np.zeros(3, np.int64)), np.array([0, 1, 2]))

@@ -325,3 +325,35 @@ def test_sizes_in_a_function_that_an_op_is_given_are_the_givers() -> None:
         return applied(lambda e: e * M, x)
 
     assert_array_equal(outer(np.arange(4.0), np.ones(2)), [0, 2, 4, 6])
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "is_taken"),
+    [
+        ("i64", "i8", False),
+        ("u8", "i8", False),
+        ("i64", "u8", False),
+        ("u64", "i32", False),
+        ("i8", "u64", False),
+        ("u8", "i16", True),
+        ("i8", "i8", True),
+        ("i32", "i64", True),
+        ("bool_", "i8", True),
+    ],
+)
+def test_an_integer_that_may_not_fit_a_parameter_is_not_passed_on(given: str, wanted: str, *, is_taken: bool) -> None:
+    def inner(x, a):
+        return x + a
+
+    def outer(x, a):
+        return inner_op(x, a[0])
+
+    inner.__annotations__ = {"x": po.f64[N], "a": getattr(po, wanted)}
+    outer.__annotations__ = {"x": po.f64[N], "a": getattr(po, given)[po.size("K")]}
+    inner_op = po.op(inner)
+    arguments = np.zeros(2), np.ones(1, getattr(po, given).numpy)
+    if is_taken:
+        assert_array_equal(po.op(outer)(*arguments), np.ones(2))
+    else:
+        with pytest.raises(po.DTypeError, match=rf"parameter 'a' is {wanted} and is given 'a\[0\]', which is {given}"):
+            po.op(outer)(*arguments)
