@@ -157,8 +157,8 @@ def converted(values: Array, dtype: DType) -> Array:
     """The values in another dtype, as `numpy.ndarray.astype` where that says what they are.
 
     A float is truncated to an integer. One that does not fit, NaN and infinities among them, gives the lowest number of
-    32 bits, or of 64 for i64, u32 and u64, as x86's conversions do, of which narrower dtypes keep the low bits. NumPy
-    leaves that to the processor and to how far an array reaches.
+    32 bits, or of 64 for i64, u32 and u64, as x86's conversions do, of which narrower dtypes keep the low bits; as u64,
+    2**64 and more is 0. NumPy leaves that to the processor and to how far an array reaches.
     """
     if not dtype.is_integer or values.dtype.kind in "biu":
         return values.astype(dtype.numpy, copy=False)

@@ -17,11 +17,11 @@ from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, Condition
 from polyopt.dsl.constants import constant
 from polyopt.dsl.conversion import Converter
-from polyopt.dsl.expr import AffineSize, Element, Expr, Index, Size, free_indices, source_text, subtracted, walk
+from polyopt.dsl.expr import AffineSize, Choice, Element, Expr, Index, Size, free_indices, source_text, subtracted, walk
 from polyopt.dsl.lower_reductions import accumulated, as_axis, lower_reduction, summand, unguarded
 from polyopt.dsl.recognise import Scope, is_data, ranges_in
 from polyopt.dsl.state import Definition, Handle, State
-from polyopt.dsl.types import UNKNOWN, WEAK_BOOL, WEAK_INT, Type, Unknown, WeakType, concrete, join
+from polyopt.dsl.types import UNKNOWN, WEAK_BOOL, WEAK_INT, Type, Unknown, WeakType, chosen, concrete, join
 from polyopt.dsl.values import Builder, Names, Reads
 from polyopt.dtypes import DType, accumulator, promote
 from polyopt.errors import DefinitionError, DTypeError, Span
@@ -250,8 +250,9 @@ class _Reader:
     def _infer_cycle(self, component: Sequence[Handle]) -> None:
         """Repeats until nothing changes: what has a dtype by itself comes first, and what is computed from it follows.
 
-        A value of which an operand has no dtype yet has none; only where that leaves every definition open, operands
-        that have one decide. Python scalars become i64 or f64 when nothing else decided.
+        A value of which an operand has no dtype yet has none, but for a choice that is all of a definition, one side of
+        which starts the other; only where that leaves a tensor open, operands that have a dtype decide. Python scalars
+        become i64 or f64 when nothing else decided.
         """
         types = self.types
         least: dict[Handle, Type] = {}
@@ -281,7 +282,7 @@ class _Reader:
     def _type(self, definition: Definition, *, provisional: bool, guesses: bool = False) -> Type:
         one = self.read(definition, provisional=provisional, guesses=guesses)
         if definition.kind == "define":
-            return one.build.build(one.value, one.scope).type
+            return _started(one.build, one.value, one.scope)
         taken = subtracted(one.value)
         natural = summand(one.build, one.value if taken is None else taken, one.scope).type
         if natural == WEAK_BOOL:
@@ -334,6 +335,14 @@ class _Reader:
             span=definition.span,
             is_whole=definition.is_whole,
         )
+
+
+def _started(build: Builder, value: Expr, scope: Scope) -> Type:
+    """The type of a definition; of a choice, that of the side which has one, while the other has none."""
+    found = build.build(value, scope).type
+    if isinstance(found, Unknown) and isinstance(value, Choice):
+        return chosen(_started(build, side, scope) for side in (value.then, value.otherwise))
+    return found
 
 
 def _of_all(tensor: Handle, types: Iterable[Type]) -> Type:

@@ -39,6 +39,12 @@ def join(types: Iterable[Type]) -> Type:
     return result
 
 
+def chosen(types: Iterable[Type]) -> Type:
+    """The type of a choice between values of these: it is NumPy's, which has one kind of booleans."""
+    found = join(types)
+    return bool_ if found == WEAK_BOOL else found
+
+
 def _join(left: Type, right: Type) -> Type:
     if isinstance(left, Unknown):
         return right

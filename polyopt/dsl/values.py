@@ -64,6 +64,7 @@ from polyopt.dsl.types import (
     Unknown,
     WeakType,
     as_float,
+    chosen,
     concrete,
     join,
 )
@@ -251,9 +252,9 @@ class Builder:
 
     def _choice(self, expr: Choice, scope: Scope, reads: Reads | None) -> Typed:
         then, otherwise = self.build(expr.then, scope, reads), self.build(expr.otherwise, scope, reads)
-        type_ = join((then.type, otherwise.type))
-        if type_ == WEAK_BOOL:
-            type_ = bool_  # a choice is NumPy's, which has one kind of booleans
+        if self._waits((then, otherwise)):
+            return _OPEN
+        type_ = chosen((then.type, otherwise.type))
         dtype = concrete(type_)
         a, b = self.convert(then, type_, expr.span), self.convert(otherwise, type_, expr.span)
         return Typed(self._select(expr.condition, a, b, dtype, scope), type_)

@@ -41,6 +41,17 @@ def test_a_masked_sum_of_the_step_before_has_the_dtype_of_the_steps(
     np.testing.assert_array_equal(result, steps)
 
 
+def test_a_choice_that_starts_a_recurrence_gives_it_its_dtype() -> None:
+    @po.op
+    def op(x: f32[N], n: i8[N]):
+        u = po.tensor("u", shape=(N,))
+        u[i] = po.where(i == 0, x[i], po.sum(n[k] * po.where(n[k] > u[i - 1], n[k], u[i - 1]), k))
+        return u
+
+    result = op(np.array([3, 0, 0], np.float32), np.array([1, 4, 2], np.int8))
+    assert result.dtype == np.float32 and result.tolist() == [3, 25, 175]
+
+
 def test_integers_of_64_bits_count_paths_exactly() -> None:
     @po.op
     def op(w: bool_[N, N], x: u64[N]):
@@ -122,3 +133,54 @@ def test_a_step_that_nothing_starts_takes_the_dtype_of_what_it_adds() -> None:
 
     result = op(np.array([1, -3, 2], np.float32))
     assert result.dtype == np.float32 and result.tolist() == [1, 0, 2]
+
+
+DTYPES = (bool_, i8, u8, i32, u32, i64, u64, f16, f32, f64)
+
+
+def _random_step(random: np.random.Generator, depth: int) -> str:
+    """An expression over `u` and `n` in the words of the language."""
+    if depth == 0:
+        return str(random.choice(["u", "n", "u", "2", "0.5", "po.cast(n, f32)"]))
+    left, right = (_random_step(random, depth - 1) for _ in range(2))
+    form = random.choice(
+        [
+            *("({a} + {b})", "({a} * {b})", "({a} - {b})", "({a} / {b})", "({a} // {b})", "po.maximum({a}, {b})"),
+            *("po.where({a} > {b}, {a}, {b})", "po.sqrt({a})", "po.abs({a})", "(-{a})", "po.sum({a} + x[k], k)"),
+            *("po.mean({a} * x[k], k)", "po.max({a} * x[k], k)", "po.sum(n * {a} * x[k], k)", "po.clip({a}, 0, {b})"),
+        ]
+    )
+    return str(form).format(a=left, b=right)
+
+
+def _dtype_of(body: str, start: DType, *dtypes: DType) -> DType:
+    """The dtype of what an op of these lines returns. Raises `DTypeError` where they have none."""
+    names: dict[str, Any] = {"po": po, "f32": f32, "start": start, "t": t, "k": k, "i": i}
+    exec(f"def op(x, a, n):\n {body}\n return y\n", names)
+    names["op"].__annotations__ = dict(zip(("x", "a", "n"), (d[N] for d in dtypes), strict=True))
+    program = po.op(names["op"]).lower(N=4).program
+    return program.tensor(program.results[0]).dtype
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_dtype_of_a_recurrence_is_where_its_steps_end(seed: int) -> None:
+    """From the dtype of its start, a step at a time, each an op without a recurrence."""
+    random, compared = np.random.default_rng(seed), 0
+    for _ in range(25):
+        step, (x, first, n) = _random_step(random, 2), random.choice(np.array(DTYPES, object), 3)
+        if "u" not in step:
+            continue
+        found, seen = first, [first]
+        try:
+            for _ in range(6):
+                line = f"y = po.tensor('y'); u, n = a[i], n[i]; y[i] = po.where(i > 1, po.cast(a[i], start), {step})"
+                found = _dtype_of(line, first, x, found, n)
+                seen.append(found)
+        except po.DTypeError:
+            continue
+        if seen[-1] != seen[-2]:
+            continue
+        line = f"y = po.tensor('y'); y[0] = a[0]; u, n = y[t], n[t]; y[t + 1] = {step}"
+        assert _dtype_of(line, first, x, first, n) == found, (step, x, first, n)
+        compared += 1
+    assert compared > 5
