@@ -40,7 +40,7 @@ def join(types: Iterable[Type]) -> Type:
 
 
 def chosen(types: Iterable[Type]) -> Type:
-    """The type of a choice between values of these: it is NumPy's, which has one kind of booleans."""
+    """The type of a choice between values of these, or of an element: NumPy's, which has one kind of booleans."""
     found = join(types)
     return bool_ if found == WEAK_BOOL else found
 

@@ -203,7 +203,7 @@ class Builder:
     def _element(self, expr: Element, scope: Scope, reads: Reads | None) -> Typed:
         tensor = expr.tensor
         check_rank(tensor, len(expr.subscripts), expr.span)
-        type_ = self.type_of(tensor)
+        type_ = chosen((self.type_of(tensor),))
         dtype = concrete(type_)
         subscripts = tuple(self.subscript(s, scope, tensor) for s in expr.subscripts)
         boundary = None if expr.boundary is None else self._boundary(expr.boundary, type_, expr.span)

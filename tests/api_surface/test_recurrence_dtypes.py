@@ -52,6 +52,20 @@ def test_a_choice_that_starts_a_recurrence_gives_it_its_dtype() -> None:
     assert result.dtype == np.float32 and result.tolist() == [3, 25, 175]
 
 
+def test_what_starts_with_true_is_boolean() -> None:
+    @po.op
+    def op():
+        u, v = po.tensors("u v")
+        u[0], v[0] = True, True
+        u[t + 1] = ~u[t]
+        v[t + 1] = v[t] + 1
+        return u, v
+
+    flags, numbers = op()
+    assert flags.dtype == np.bool_ and flags.tolist() == [True, False, True, False]
+    assert numbers.dtype == np.int64 and numbers.tolist() == [1, 2, 3, 4]
+
+
 def test_integers_of_64_bits_count_paths_exactly() -> None:
     @po.op
     def op(w: bool_[N, N], x: u64[N]):
