@@ -1,28 +1,25 @@
 """From the definitions of a trace to the typed core program.
 
-Keeps what the results need, finds the dtype of each tensor (by fixpoint where tensors depend on each other), and
-then builds every equation.
+Keeps what the results need, has the dtype of each tensor found (`dsl.inference`), and then builds every equation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
-from itertools import count
+from dataclasses import replace
 from typing import Literal
 
-from polyopt.classes import dataclass
 from polyopt.dsl import affine as af
 from polyopt.dsl import ir
-from polyopt.dsl.affine import Affine, Condition
+from polyopt.dsl.affine import Affine
 from polyopt.dsl.constants import constant
-from polyopt.dsl.conversion import Converter
-from polyopt.dsl.expr import AffineSize, Choice, Element, Expr, Index, Size, free_indices, source_text, subtracted, walk
-from polyopt.dsl.lower_reductions import accumulated, as_axis, lower_reduction, summand, unguarded
-from polyopt.dsl.recognise import Scope, is_data, ranges_in
+from polyopt.dsl.expr import AffineSize, Expr, Index, Size, subtracted, walk
+from polyopt.dsl.inference import Reader, reads_of
+from polyopt.dsl.lower_reductions import accumulated, as_axis, summand
+from polyopt.dsl.recognise import Scope, ranges_in
 from polyopt.dsl.state import Definition, Handle, State
-from polyopt.dsl.types import UNKNOWN, WEAK_BOOL, WEAK_INT, Type, Unknown, WeakType, chosen, concrete, join
-from polyopt.dsl.values import Builder, Names, Reads
+from polyopt.dsl.types import concrete
+from polyopt.dsl.values import Builder, Reads
 from polyopt.dtypes import DType, accumulator, promote
 from polyopt.errors import DefinitionError, DTypeError, Span
 
@@ -35,9 +32,9 @@ def elaborate(state: State, parameters: Sequence[Handle], results: Sequence[Hand
     kept = _reachable(state, results)
     needed = frozenset(kept)
     definitions = [definition for definition in state.definitions if definition.tensor in needed]
-    reader = _Reader(_size_names(definitions, parameters))
+    reader = Reader(_size_names(definitions, parameters))
     types = reader.infer_dtypes(kept)
-    equations = _name_equations(reader.equations(definitions))
+    equations = _name_equations(_equations(reader, definitions))
     _check_inlined_dtypes(state, needed, types)
     outputs = frozenset(results)
     locals_ = [tensor for tensor in state.tensors if tensor in needed and tensor.role == "local"]
@@ -120,12 +117,6 @@ def _node_affines(node: ir.Expr) -> Iterable[Affine]:
 # --- what is needed --------------------------------------------------------------------------------------------------
 
 
-def reads_of(definition: Definition) -> tuple[Element, ...]:
-    """Every element that the definition reads, data subscripts on its left included."""
-    roots = (*definition.subscripts, definition.value)
-    return tuple(node for root in roots for node in walk(root) if isinstance(node, Element))
-
-
 def _reachable(state: State, results: Sequence[Handle]) -> tuple[Handle, ...]:
     """The tensors that the results depend on, producers before consumers where there is no cycle."""
     done: dict[Handle, None] = {}
@@ -179,262 +170,55 @@ def _require_definition(tensor: Handle, span: Span | None) -> None:
         )
 
 
-# --- dtypes and equations --------------------------------------------------------------------------------------------
+# --- equations --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Read:
-    """A definition with its indices bound, ready to be built, or built as far as its dtype asked for.
-
-    left, others: the indices of its left side; those that an accumulation reduces
-    value, guard: its right side without `po.when`, and the condition of that
-    """
-
-    build: Builder
-    scope: Scope
-    left: tuple[Index, ...]
-    others: tuple[Index, ...]
-    value: Expr
-    guard: Condition
-
-
-_SETTLED = 8
-"""Passes after which the dtypes of tensors that depend on one another only grow: nothing changes for ever."""
+def _equations(reader: Reader, definitions: Sequence[Definition]) -> list[ir.Equation]:
+    """One equation for each definition; what is added up onto one tensor is added up in one dtype."""
+    equations = [_equation(reader, definition) for definition in definitions]
+    accumulators: dict[Handle, DType] = {}
+    for definition, equation in zip(definitions, equations, strict=True):
+        if equation.reducer is not None:
+            dtype = equation.reducer.dtype
+            accumulators[definition.tensor] = _wider(dtype, accumulators.get(definition.tensor, dtype))
+    return [
+        equation
+        if equation.reducer is None or equation.reducer.dtype == accumulators[definition.tensor]
+        else _equation(reader, definition, accumulators[definition.tensor])
+        for definition, equation in zip(definitions, equations, strict=True)
+    ]
 
 
-@dataclass(slots=True, eq=False)
-class _Reader:
-    """Gives tensors their dtypes, and then definitions their equations.
-
-    reserved: names that axes do not get; types: as far as they are known
-    built:    what was built when all types that it reads were known
-    """
-
-    reserved: frozenset[str] = frozenset()
-    types: dict[Handle, Type] = field(default_factory=dict)
-    built: dict[Definition, _Read] = field(default_factory=dict)
-
-    def read(self, definition: Definition, *, provisional: bool = False, guesses: bool = False) -> _Read:
-        known = self.built.get(definition)
-        if known is not None:
-            return known
-        build = Builder(
-            lambda tensor: self.types.get(tensor, UNKNOWN),
-            lower_reduction,
-            Converter(provisional),
-            Names(self.reserved),
-            guesses,
-        )
-        scope, left, others = _bind(build, definition)
-        found = _Read(build, scope, left, others, *unguarded(definition.value, scope))
-        if not provisional:
-            self.built[definition] = found
-        return found
-
-    # --- dtypes ---------------------------------------------------------------------------------------------------
-
-    def infer_dtypes(self, tensors: Sequence[Handle]) -> Mapping[Handle, DType]:
-        """The dtype of each tensor, component by component of the dependence graph; `tensors` is closed under reads."""
-        self.types.update({t: t.dtype_given for t in tensors if t.dtype_given is not None})
-        edges = {t: tuple(dict.fromkeys(r.tensor for d in t.definitions for r in reads_of(d))) for t in tensors}
-        for component in _components(edges):
-            unknown = [t for t in component if t.dtype_given is None]
-            tensor = unknown[0] if len(unknown) == 1 else None
-            if tensor is not None and not any(read is tensor for read in edges[tensor]):
-                found = [self._type(definition, provisional=False) for definition in tensor.definitions]
-                self.types[tensor] = concrete(_of_all(tensor, found))
-            else:
-                self._infer_cycle(unknown)
-        return {tensor: concrete(type_) for tensor, type_ in self.types.items()}
-
-    def _infer_cycle(self, component: Sequence[Handle]) -> None:
-        """Repeats until nothing changes: what has a dtype by itself comes first, and what is computed from it follows.
-
-        A value of which an operand has no dtype yet has none, but for a choice that is all of a definition, one side of
-        which starts the other; only where that leaves a tensor open, operands that have a dtype decide. Python scalars
-        become i64 or f64 when nothing else decided.
-        """
-        types = self.types
-        least: dict[Handle, Type] = {}
-        guesses = False
-        for passes in count():
-            before = [types.get(tensor, UNKNOWN) for tensor in component]
-            provisional = not all(isinstance(type_, DType) for type_ in before)
-            for tensor in component:
-                found = [self._type(d, provisional=provisional, guesses=guesses) for d in tensor.definitions]
-                known = types.get(tensor, UNKNOWN) if passes > _SETTLED else least.get(tensor, UNKNOWN)
-                type_ = _of_all(tensor, [known, *found])
-                types[tensor] = types.get(tensor, UNKNOWN) if isinstance(type_, Unknown) else type_
-            if [types[tensor] for tensor in component] != before:
-                for definition in (d for tensor in component for d in tensor.definitions):
-                    self.built.pop(definition, None)
-                guesses = False
-                continue
-            weak = [tensor for tensor in component if not isinstance(types[tensor], DType)]
-            if not weak:
-                return
-            if not guesses and any(isinstance(types[tensor], Unknown) for tensor in weak):
-                guesses = True
-                continue
-            for tensor in weak:
-                least[tensor] = types[tensor] = concrete(types[tensor])
-
-    def _type(self, definition: Definition, *, provisional: bool, guesses: bool = False) -> Type:
-        one = self.read(definition, provisional=provisional, guesses=guesses)
-        if definition.kind == "define":
-            return _started(one.build, one.value, one.scope)
-        taken = subtracted(one.value)
-        natural = summand(one.build, one.value if taken is None else taken, one.scope).type
-        if natural == WEAK_BOOL:
-            return WEAK_INT
-        if isinstance(natural, WeakType | Unknown):
-            return natural
-        return natural if natural.is_float else accumulator(natural)
-
-    # --- equations ------------------------------------------------------------------------------------------------
-
-    def equations(self, definitions: Sequence[Definition]) -> list[ir.Equation]:
-        """One equation for each definition; what is added up onto one tensor is added up in one dtype."""
-        equations = [self.equation(definition) for definition in definitions]
-        accumulators: dict[Handle, DType] = {}
-        for definition, equation in zip(definitions, equations, strict=True):
-            if equation.reducer is not None:
-                dtype = equation.reducer.dtype
-                accumulators[definition.tensor] = _wider(dtype, accumulators.get(definition.tensor, dtype))
-        return [
-            equation
-            if equation.reducer is None or equation.reducer.dtype == accumulators[definition.tensor]
-            else self.equation(definition, accumulators[definition.tensor])
-            for definition, equation in zip(definitions, equations, strict=True)
-        ]
-
-    def equation(self, definition: Definition, shared: DType | None = None) -> ir.Equation:
-        """shared: the accumulator, where other definitions of the tensor ask for one"""
-        tensor = definition.tensor
-        dtype = concrete(self.types[tensor])
-        one = self.read(definition)
-        build, scope = one.build, one.scope
-        reducer = None
-        if definition.kind == "define":
-            node = build.convert(build.build(one.value, scope), dtype, definition.span)
-        else:
-            node = _added(build, one.value, scope, dtype, shared)
-            neutral = constant(int(definition.kind == "prod"), node.dtype, definition.span)
-            reducer = ir.Reducer(definition.kind, node.dtype, neutral, is_contraction=definition.is_contraction)
-        _check_count(node, definition)
-        tensor.state.conditions += build.converter.conditions
-        return ir.Equation(
-            name=tensor.name,
-            tensor=tensor.name,
-            axes=_axes(definition, one.left, scope),
-            subscripts=tuple(build.subscript(s, scope, tensor) for s in definition.subscripts),
-            value=node,
-            guard=one.guard,
-            reducer=reducer,
-            reduce_axes=_axes(definition, one.others, scope),
-            span=definition.span,
-            is_whole=definition.is_whole,
-        )
-
-
-def _started(build: Builder, value: Expr, scope: Scope) -> Type:
-    """The type of a definition; of a choice, that of the side which has one, while the other has none."""
-    found = build.build(value, scope).type
-    if isinstance(found, Unknown) and isinstance(value, Choice):
-        return chosen(_started(build, side, scope) for side in (value.then, value.otherwise))
-    return found
-
-
-def _of_all(tensor: Handle, types: Iterable[Type]) -> Type:
-    """The type of a tensor with definitions of these types; a sum's where something is added, be it Python's number."""
-    if all(definition.kind == "define" for definition in tensor.definitions):
-        return join(types)
-    return join(accumulator(t) if isinstance(t, DType) and not t.is_float else t for t in types)
-
-
-def _components(edges: Mapping[Handle, tuple[Handle, ...]]) -> tuple[tuple[Handle, ...], ...]:
-    """Strongly connected components of who reads what, producers first. Source: Tarjan 1972, with an explicit stack."""
-    search = _Components(edges)
-    for tensor in edges:
-        if tensor not in search.number:
-            search.visit(tensor)
-    return tuple(search.found)
-
-
-@dataclass(slots=True)
-class _Components:
-    edges: Mapping[Handle, tuple[Handle, ...]]
-    number: dict[Handle, int] = field(default_factory=dict)
-    low: dict[Handle, int] = field(default_factory=dict)
-    open: list[Handle] = field(default_factory=list)
-    found: list[tuple[Handle, ...]] = field(default_factory=list)
-
-    def visit(self, root: Handle) -> None:
-        work = [(root, iter(self.edges[root]))]
-        self._enter(root)
-        while work:
-            tensor, rest = work[-1]
-            following = next(rest, None)
-            if following is None:
-                work.pop()
-                self._leave(tensor, work[-1][0] if work else None)
-            elif following not in self.number:
-                self._enter(following)
-                work.append((following, iter(self.edges[following])))
-            elif any(following is entry for entry in self.open):
-                self.low[tensor] = min(self.low[tensor], self.number[following])
-
-    def _enter(self, tensor: Handle) -> None:
-        self.number[tensor] = self.low[tensor] = len(self.number)
-        self.open.append(tensor)
-
-    def _leave(self, tensor: Handle, parent: Handle | None) -> None:
-        if self.low[tensor] == self.number[tensor]:
-            start = next(n for n, entry in enumerate(self.open) if entry is tensor)
-            self.found.append(tuple(self.open[start:]))
-            del self.open[start:]
-        if parent is not None:
-            self.low[parent] = min(self.low[parent], self.low[tensor])
+def _equation(reader: Reader, definition: Definition, shared: DType | None = None) -> ir.Equation:
+    """shared: the accumulator, where other definitions of the tensor ask for one"""
+    tensor = definition.tensor
+    dtype = concrete(reader.types[tensor])
+    one = reader.read(definition)
+    build, scope = one.build, one.scope
+    reducer = None
+    if definition.kind == "define":
+        node = build.convert(build.build(one.value, scope), dtype, definition.span)
+    else:
+        node = _added(build, one.value, scope, dtype, shared)
+        neutral = constant(int(definition.kind == "prod"), node.dtype, definition.span)
+        reducer = ir.Reducer(definition.kind, node.dtype, neutral, is_contraction=definition.is_contraction)
+    _check_count(node, definition)
+    tensor.state.conditions += build.converter.conditions
+    return ir.Equation(
+        name=tensor.name,
+        tensor=tensor.name,
+        axes=_axes(definition, one.left, scope),
+        subscripts=tuple(build.subscript(s, scope, tensor) for s in definition.subscripts),
+        value=node,
+        guard=one.guard,
+        reducer=reducer,
+        reduce_axes=_axes(definition, one.others, scope),
+        span=definition.span,
+        is_whole=definition.is_whole,
+    )
 
 
 # --- parts of equations -----------------------------------------------------------------------------------------------
-
-
-def _bind(build: Builder, definition: Definition) -> tuple[Scope, tuple[Index, ...], tuple[Index, ...]]:
-    """The scope of an equation, the indices of its left side, and those that an accumulation reduces."""
-    affine = [s for s in definition.subscripts if not is_data(s)]
-    data = [s for s in definition.subscripts if is_data(s)]
-    left = _free(affine)
-    others = tuple(index for index in _free([*data, definition.value]) if not any(index is known for known in left))
-    if definition.kind == "define":
-        _check_plain(definition, data, others)
-    scope = build.bind(Scope({}, definition.sizes, {}), left + others)
-    return scope, left, others
-
-
-def _free(exprs: Iterable[Expr]) -> tuple[Index, ...]:
-    return tuple(dict.fromkeys(index for expr in exprs for index in free_indices(expr)))
-
-
-def _check_plain(definition: Definition, data: Sequence[Expr], others: Sequence[Index]) -> None:
-    name = definition.tensor.name
-    if data:
-        raise DefinitionError(
-            f"'{name}' is defined at a position that is data",
-            where=definition.span,
-            why=f"Several points may meet at one '{source_text(data[0])}', and an element has one value.",
-            fix=f"sum what meets there: {name}[...] += ..., with shape= for {name}.",
-            facts={"tensor": name},
-        )
-    if others:
-        index = others[0].name
-        raise DefinitionError(
-            f"index '{index}' is on the right side of the definition of '{name}' only",
-            where=definition.span,
-            why=f"'=' gives each element one value, and there is one per '{index}' here.",
-            fix=f"put '{index}' on the left side, sum over it with += or po.sum(..., {index}).",
-            facts={"tensor": name, "index": index},
-        )
 
 
 def _axes(definition: Definition, indices: Sequence[Index], scope: Scope) -> tuple[ir.Axis, ...]:
@@ -550,4 +334,4 @@ def _check_inlined_dtypes(state: State, kept: frozenset[Handle], types: Mapping[
 
 def dtype_now(tensor: Handle) -> DType:
     """The dtype that the definitions written so far give."""
-    return tensor.dtype_given or _Reader().infer_dtypes(_reachable(tensor.state, [tensor]))[tensor]
+    return tensor.dtype_given or Reader().infer_dtypes(_reachable(tensor.state, [tensor]))[tensor]

@@ -13,11 +13,11 @@ from dataclasses import field, replace
 
 import islpy as isl
 
-from polyopt import picks
+from polyopt import graphs, picks
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axes_of, axis
 from polyopt.fusion.plan import Decision, FusionPlan
-from polyopt.poly import graph, isl_schedule
+from polyopt.poly import isl_schedule
 from polyopt.poly.dependence import Dependence, Dependences
 from polyopt.poly.distance import DistanceTester, Rows
 from polyopt.poly.roles import Roles
@@ -78,7 +78,7 @@ def can_share(scop: Scop, dependences: Dependences, shared_rows: TileRows) -> bo
         edges = [(str(owner[d.source]), str(owner[d.target])) for d in dependences.ordered]
         shared = {str(owner[name]) for name, path in paths.items() if len(path) >= depth}
         nodes = tuple(dict.fromkeys(map(str, owner.values())))
-        if shared & graph.on_cycles(nodes, [(a, b) for a, b in edges if a != b]):
+        if shared & graphs.on_cycles(nodes, [(a, b) for a, b in edges if a != b]):
             return False
     tester = DistanceTester.of(scop)
     inside = [d for d in dependences.ordered if d.source in shared_rows and d.target in shared_rows]
@@ -145,7 +145,7 @@ class _Fuser:
         """A tree for statements whose outer loops are settled; `dependences` are those not carried outside."""
         together = self.sharing(names, dependences, remaining)
         rest = tuple(name for name in names if not any(name in group.statements for group in together))
-        found = graph.components(rest, [(d.source, d.target) for d in _within(rest, dependences)])
+        found = graphs.components(rest, [(d.source, d.target) for d in _within(rest, dependences)])
         groups = [*together, *(self.seed(component, dependences, remaining) for component in found)]
         groups = self.merge(groups, dependences, remaining, inside_parallel=inside_parallel)
         return sequence([self.nest(group, dependences, remaining, inside_parallel) for group in groups])
@@ -189,7 +189,7 @@ class _Fuser:
         there is half a batch at least. The terms of a sum in order are no recurrence."""
         flows = [(d.source, d.target) for d in inner if d.kind == "flow"]
         axes = {name: _alone(row) for name, row in rows.items()}
-        if not self.batch or None in axes.values() or not graph.on_cycles(tuple(rows), flows):
+        if not self.batch or None in axes.values() or not graphs.on_cycles(tuple(rows), flows):
             return False
         sums = [name for name in rows if self.is_open_contraction(name, remaining)]
         reads_again = any(axes[name] in reuse for name in sums for reuse in self.roles.by_statement[name].reuse)
@@ -232,7 +232,7 @@ class _Fuser:
                 else None
             )
             if joined is None:
-                order = graph.topological(range(len(groups)), edges)
+                order = graphs.topological(range(len(groups)), edges)
                 return [groups[n] for n in order]
             producer, consumer, group = joined
             groups = [g for n, g in enumerate(groups) if n not in (producer, consumer)]
@@ -278,7 +278,7 @@ class _Fuser:
     def goes_around(producer: int, consumer: int, edges: list[tuple[int, int]]) -> bool:
         """Whether a third group stands between the two: joined, they would have to run before and after it."""
         others = [(str(a), str(b)) for a, b in edges if (a, b) != (producer, consumer)]
-        return str(consumer) in graph.reachable(str(producer), others)
+        return str(consumer) in graphs.reachable(str(producer), others)
 
     def joined(
         self,

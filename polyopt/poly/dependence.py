@@ -13,8 +13,8 @@ from typing import Literal
 
 import islpy as isl
 
+from polyopt import graphs
 from polyopt.classes import dataclass
-from polyopt.poly import graph
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.space import simplified
 
@@ -60,7 +60,7 @@ class Dependences:
     def recurrent(self) -> set[str]:
         """The statements that depend on themselves, directly or by way of others."""
         edges = [(d.source, d.target) for d in self.ordered]
-        return graph.on_cycles(sorted({name for edge in edges for name in edge}), edges)
+        return graphs.on_cycles(sorted({name for edge in edges for name in edge}), edges)
 
     def __str__(self) -> str:
         lines = [str(d) for d in self.ordered]

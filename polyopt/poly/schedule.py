@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice, product
 
+from polyopt import graphs
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, axis
-from polyopt.poly import graph
 from polyopt.poly.dependence import Dependence
 from polyopt.poly.distance import DistanceTester, Rows
 
@@ -124,7 +124,7 @@ def _has_cycle(component: Sequence[str], dependences: Sequence[Dependence]) -> b
     edges = [(d.source, d.target) for d in dependences]
     if any(source == target for source, target in edges):
         return True
-    return len(graph.components(component, edges)) < len(component)
+    return len(graphs.components(component, edges)) < len(component)
 
 
 def _wavefront(

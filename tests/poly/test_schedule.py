@@ -7,10 +7,10 @@ import pytest
 import polyopt as po
 from polyopt import f64
 from polyopt.dsl.affine import axis
+from polyopt.graphs import reachable
 from polyopt.pipeline import Lowering
 from polyopt.poly.dependence import Dependence
 from polyopt.poly.distance import DistanceTester
-from polyopt.poly.graph import reachable
 from polyopt.poly.schedule import RowChoice, choose_rows
 from tests.poly.operators import M, N, gauss_seidel, i, j, jacobi_1d, jacobi_2d, k, lower_triangle_solve, prefix
 

@@ -1,4 +1,4 @@
-"""Graphs of statements: strongly connected components and orders that depend on nothing but the input."""
+"""Graphs: strongly connected components and orders that depend on nothing but the input."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TypeVar
 Node = TypeVar("Node", bound=Hashable)
 
 
-def components(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> list[tuple[str, ...]]:
+def components(nodes: Sequence[Node], edges: Iterable[tuple[Node, Node]]) -> list[tuple[Node, ...]]:
     """Strongly connected components in a topological order that keeps the given order where it can.
 
     Tarjan's algorithm without recursion, then Kahn's on the condensation. Source: [Tarjan72].
     """
-    successors: dict[str, list[str]] = {node: [] for node in nodes}
+    successors: dict[Node, list[Node]] = {node: [] for node in nodes}
     for source, target in edges:
         if source in successors and target in successors:
             successors[source].append(target)
     owner = _tarjan(nodes, successors)
-    members: dict[int, list[str]] = {}
+    members: dict[int, list[Node]] = {}
     for node in nodes:
         members.setdefault(owner[node], []).append(node)
     order = topological(
@@ -27,11 +27,11 @@ def components(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> list[t
     return [tuple(members[component]) for component in order]
 
 
-def _tarjan(nodes: Sequence[str], successors: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    owner: dict[str, int] = {}
-    stack: list[str] = []
+def _tarjan(nodes: Sequence[Node], successors: Mapping[Node, Sequence[Node]]) -> dict[Node, int]:
+    index: dict[Node, int] = {}
+    low: dict[Node, int] = {}
+    owner: dict[Node, int] = {}
+    stack: list[Node] = []
     for root in nodes:
         if root in index:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyopt.poly.graph import components, on_cycles, reachable, topological
+from polyopt.graphs import components, on_cycles, reachable, topological
 
 NODES = list("abcdef")
 edges_of = st.lists(st.tuples(st.sampled_from(NODES), st.sampled_from(NODES)), max_size=14)
