@@ -69,6 +69,9 @@ thousand, as a rule."""
 PLAN_OPERATIONS = 400_000
 """What isl may do for one plan (copies, fusion, tiles and storage); beyond it, a plainer plan is made."""
 
+MANY_EQUATIONS = 100
+"""For each so many of which a plan has that much."""
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -211,7 +214,8 @@ class Lowering:
 
         Beyond that, or where isl fails, a `ScheduleError`. The options' picks decide, and what is asked is noted.
         """
-        with isl_errors(f"{what} of '{self.program.name}'"), operation_budget(PLAN_OPERATIONS), self._steered():
+        most = PLAN_OPERATIONS * -(-len(self.program.equations) // MANY_EQUATIONS)
+        with isl_errors(f"{what} of '{self.program.name}'"), operation_budget(most), self._steered():
             yield
 
     @contextmanager

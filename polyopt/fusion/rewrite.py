@@ -225,6 +225,8 @@ def _pays(program: ir.Program, producer: ir.Equation, ops_per_byte: int) -> bool
         return False
     if any(e.tensor == producer.tensor for e in program.equations if e is not producer):
         return False
+    if _is_checked(producer.value) and any(_reads_in_part(e, producer.tensor) for e in program.equations):
+        return False
     own = cost(producer.value)
     if own == 0:
         return True
@@ -232,6 +234,23 @@ def _pays(program: ir.Program, producer: ir.Equation, ops_per_byte: int) -> bool
         return ops_per_byte > 0 and _repays_again(program, producer, uses, ops_per_byte)
     places = {(use.consumer, use.read) for use in uses}
     return len(places) <= 1 or own * len(places) <= REPEATED_COST
+
+
+def _is_checked(expr: ir.Expr) -> bool:
+    """Whether a value is read at subscripts that are data, each of which is an error where it is out of range."""
+    reads = (node for node in ir.walk(expr) if isinstance(node, ir.Read) and node.boundary is None)
+    return any(isinstance(subscript, ir.DataIndex) for read in reads for subscript in read.subscripts)
+
+
+def _reads_in_part(equation: ir.Equation, tensor: str) -> bool:
+    """Whether a tensor is read at those points alone where a condition on indices holds."""
+    guarded = [equation.value] if equation.guard != TRUE else []
+    for node in ir.walk(equation.value):
+        if isinstance(node, ir.Where):
+            guarded += [node.then, node.otherwise]
+        elif isinstance(node, ir.Reduce) and node.guard != TRUE:
+            guarded.append(node.body)
+    return any(read.tensor == tensor for value in guarded for read in ir.reads(value))
 
 
 def _repays_again(program: ir.Program, producer: ir.Equation, uses: Sequence[_Use], ops_per_byte: int) -> bool:

@@ -57,23 +57,27 @@ def sizes_of_other_ranges(
     """The sizes for which the interval within `base` is another one than `found`, which holds for most.
 
     No read happens, and the interval is that of the subscripts by themselves; or none happens in bounds, and it is
-    empty; or a side of it that nothing ends stops where the last read happens, which no affine expression says.
+    empty; or some does, and it is not; or a side of it goes further, to where the last read happens, which no affine
+    expression says, or to where one is out of bounds.
 
     summed: whether the axis is of a reduction, which adds nothing for sizes for which other axes have no value
     """
     space = Space("", (base.name,), sizes)
     box = space.box([found])
     bad, happening = _all_projected(base.name, reads, sizes)
+    if base.is_resolved:  # as for the interval itself
+        happening = happening | space.box([base])
     plain = _without_guards(base, reads)
     without = space.box([plain]) if plain is not None else space.empty()
     other = ((box - without) | (without - box)).params() - happening.params()
     good = space.box([base]) - bad
     inside = happening & good
     other = other | ((box.params() & happening.params()) - (box & inside).params())
+    other = other | (inside.params() - box.params())
     for last, further in ((box.lexmax(), isl.Map.lex_lt), (box.lexmin(), isl.Map.lex_gt)):
         beyond = last.apply(further(last.get_space()))
         following = beyond.lexmin() if further is isl.Map.lex_lt else beyond.lexmax()
-        stops_elsewhere = (last - inside).params() | (beyond & inside).params()
+        stops_elsewhere = (last - inside).params() | (beyond & (inside | bad)).params()
         other = other | ((following & good).params() & stops_elsewhere)
     for read in reads if summed else ():
         others = [axis for name, axis in read[3].items() if name != base.name]

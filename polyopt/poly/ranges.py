@@ -291,7 +291,7 @@ class _State:
             (use.subscript, extents.value(use.tensor, use.dimension), use.condition, self._ranges(use)) for use in hard
         ]
         found = largest_interval(easy, reads, self.sizes, self.equation)
-        if found is not None and self.sizes and not easy.is_resolved:
+        if found is not None and self.sizes:
             with decided(f"when '{key[1]}' has the range of a read"):
                 others = sizes_of_other_ranges(easy, found, reads, self.sizes, summed=key[0] != 0)
                 extents.refute(others, partial(self._moves, key))

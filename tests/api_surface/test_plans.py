@@ -172,6 +172,19 @@ def test_columns_of_narrow_elements_are_not_stored_all_at_once(dtype: str) -> No
     assert_array_equal(compiled(x), x - x.max(0))
 
 
+def test_hundreds_of_equations_are_planned_as_few_are(caplog: pytest.LogCaptureFixture) -> None:
+    @po.op
+    def op(x: f32[N]):
+        results = po.tensors(" ".join(f"y{n}" for n in range(250)))
+        for n, y in enumerate(results):
+            y[i] = x[i] * n
+        return results
+
+    x = RANDOM.random(9).astype("f4")
+    assert_array_equal(op(x)[-1], x * np.float32(249))
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("is_dynamic", [False, True])
 @pytest.mark.parametrize("is_guarded", [False, True])
 def test_strict_sums_over_seven_axes_are_planned(

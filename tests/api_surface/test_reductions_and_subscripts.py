@@ -367,3 +367,27 @@ def test_a_subscript_may_be_computed_from_indices_by_a_cast() -> None:
     bins = np.floor(np.sqrt(x)).astype(int)
     assert_array_equal(votes(x), np.bincount(bins, x, 8))
     assert_array_equal(taken(x), x[bins])
+
+
+@pytest.mark.parametrize("numerics", ["default", "strict"])
+@pytest.mark.parametrize("form", ["where", "when", "reduction"])
+def test_a_subscript_out_of_range_is_an_error_wherever_its_tensor_is_read(form: str, numerics: Any) -> None:
+    """It was looked at where the reader's condition holds alone, if the tensor was written into its reader."""
+
+    @po.op(numerics=numerics)
+    def op(x: i32[M], ids: i64[N]):
+        t, y = po.tensors("t y")
+        t[i] = x[ids[i]]
+        if form == "where":
+            y[i] = po.where(i < 5, t[i], 0)
+        elif form == "when":
+            y[i] = po.when(i < 5, t[i])
+        else:
+            y[()] = po.sum(t[i], i, where=i < 5)
+        return y
+
+    ids = np.zeros(20, np.int64)
+    ids[7] = 99
+    for call in (op, op.reference):
+        with pytest.raises(po.BoundsError):
+            call(np.zeros(4, np.int32), ids)

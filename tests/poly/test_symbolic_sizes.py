@@ -78,9 +78,36 @@ def rows_below_the_diagonal(x: Tensor, y: Tensor) -> None:
     y[i] = po.sum(t[i, j], j, where=j < i)
 
 
+def narrowed_by_another_read(x: Tensor, y: Tensor) -> None:
+    """Where the index stands alone too, other reads may end it sooner, for some sizes before they happen."""
+    y[i] = po.where(i < 2, x[i, 0], x[2 * i + 2, 0])
+
+
+def as_long_as_a_read_that_rarely_happens(x: Tensor, y: Tensor) -> None:
+    y[j] = po.where(j >= 5, x[j + 1, 0], x[0, j])
+
+
+def beyond_a_gap(x: Tensor, y: Tensor) -> None:
+    """No read happens at the gap, but one beyond it is out of bounds: the gap is inside."""
+    y[i] = po.where(i != 2, x[i + 1, 0], 5)
+
+
+def beyond_another_gap(x: Tensor, y: Tensor) -> None:
+    y[i] += po.when(i != 1, x[2 * i, 0])
+
+
+def good_where_the_first_read_is_not(x: Tensor, y: Tensor) -> None:
+    y[i] = po.where(i >= 2, x[2 * i + 3, (i + 3) // 2], x[0, N - 1 - i])
+
+
 @pytest.mark.parametrize(
     "define",
     [
+        narrowed_by_another_read,
+        as_long_as_a_read_that_rarely_happens,
+        beyond_a_gap,
+        beyond_another_gap,
+        good_where_the_first_read_is_not,
         board,
         two_rows,
         above_the_diagonal,
