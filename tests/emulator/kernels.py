@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -222,7 +222,7 @@ def run(
     return Outcome(results, emulator.problems(module), emulator.traffic(module), text)
 
 
-@cache
+@lru_cache(maxsize=8)
 def _program(image: CudaImage, mode: Mode) -> Program:
     return Program(image, Emulator(emulator_object, mode))
 

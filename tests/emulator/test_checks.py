@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from polyopt.compilation import emulator_object
+from polyopt.runtime.cuda.image import CudaImage
+from polyopt.runtime.emulator.driver import Emulator
 from tests.emulator import kernels
 from tests.emulator.kernels import HGEMM, NAMED, OBJECTS, ROWSUM, SGEMM, Array, Outcome, planted
 
 Run = Callable[..., tuple[Outcome, Array]]
+MAPS = Path("/proc/self/maps")
 
 GOOD: dict[str, tuple[Run, str]] = {
     "sgemm": (kernels.sgemm, SGEMM),
@@ -230,3 +235,12 @@ def test_registers_that_nobody_set_hold_no_likely_number() -> None:
     outcome, expected = kernels.sgemm(text)
     (result,) = outcome.results.values()
     assert (np.abs(result - expected) > 1e30).all()
+
+
+def test_a_module_that_nobody_holds_gives_its_memory_back() -> None:
+    """Its shadow memory is many times that of the arrays, and every fork copies the tables of its pages."""
+    module = Emulator(emulator_object).load(CudaImage(SPLIT, (), (), (), ()))
+    assert str(module.path) in MAPS.read_text()
+    place = module.path
+    del module
+    assert str(place) not in MAPS.read_text()

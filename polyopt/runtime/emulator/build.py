@@ -18,7 +18,8 @@ RUNTIME_SOURCES = ("po_fibers.cpp", "po_checks.cpp", "po_counters.cpp", "po_prod
 HEADERS = ("po_emu.h", "po_runtime.h")
 VOCABULARY = Path(source.__file__).parent / "po_device.h"
 _INCLUDES = ("-I", str(HERE), "-I", str(VOCABULARY.parent))
-_COMMON = ("-std=c++17", "-fPIC", "-w")
+_COMMON = ("-std=c++17", "-fPIC", "-w", "-fno-gnu-unique")
+"""A library with a symbol that is unique in the process is never unloaded."""
 _KERNEL = ("-march=native", "-fno-math-errno", "-fno-strict-aliasing", "-g", "-DPO_EMU")
 _FAST = ("-O2",)
 _CHECKED = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field, replace
@@ -102,6 +103,7 @@ class EmulatedModule:
         self.library.po_log.restype = ctypes.c_char_p
         self.library.po_static_shared.restype = ctypes.c_size_t
         self.base = _load_address(self.path)
+        weakref.finalize(self, _unload, self.library._handle).atexit = False
 
     def function(self, name: str) -> Any:
         return ctypes.cast(getattr(self.library, f"{name}__args"), ctypes.c_void_p)
@@ -242,6 +244,13 @@ def _module(module: Module) -> EmulatedModule:
 def _register(library: Any, address: int, size: int, name: str, *, is_shared: bool, is_written: bool) -> None:
     place, length = ctypes.c_void_p(address), ctypes.c_size_t(size)
     library.po_register(place, length, name.encode(), int(is_shared), int(is_written))
+
+
+def _unload(handle: int) -> None:
+    """Gives back what a module holds: its shadow memory, some twenty bytes for one, and its threads' stacks."""
+    dlclose = ctypes.CDLL(None).dlclose
+    dlclose.argtypes = [ctypes.c_void_p]
+    dlclose(handle)
 
 
 def _load_address(path: Path) -> int:

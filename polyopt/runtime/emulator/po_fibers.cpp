@@ -25,6 +25,8 @@ namespace {
 const size_t STACK = 128 << 10;
 char* stacks = nullptr;
 size_t stack_count = 0;
+void free_stacks() { if (stacks) munmap(stacks, stack_count * STACK), stacks = nullptr, stack_count = 0; }
+struct AtUnload { ~AtUnload() { free_stacks(); } } at_unload;
 int live = 0;
 void (*entry)(void**) = nullptr;
 void** entry_arguments = nullptr;
@@ -228,7 +230,7 @@ extern "C" void po_copy_wait(int keep) { complete(keep); }
 namespace {
 void reserve_stacks() {
   if (stack_count >= (size_t)thread_count) return;
-  if (stacks) munmap(stacks, stack_count * STACK);
+  free_stacks();
   stacks = (char*)mmap(nullptr, thread_count * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (stacks == MAP_FAILED) stacks = nullptr, stack_count = 0;
   else stack_count = thread_count;
