@@ -181,7 +181,7 @@ class Extents:
         """
         program, extent = self._program, self.value(tensor, dimension)
         definitions = self._reached_by[tensor, dimension]
-        everywhere = [(d, ranges) for d, ranges in definitions if _reach_guard(d) == TRUE]
+        everywhere = [(d, r) for d, r in definitions if _reach_guard(d) == TRUE and _has_end_if_empty(d, dimension)]
         ends = (self._same.apply(_reach(d, dimension, ranges, program.sizes, [])) for d, ranges in everywhere)
         if not program.sizes or extent in ends:
             return
@@ -190,6 +190,8 @@ class Extents:
         with decided(f"whether dimension {dimension} of '{tensor}' has extent {extent}"):
             unreached = space.condition(last) - named(_values(definitions, dimension, program.sizes), (_ELEMENT,))
             for definition, ranges in definitions:
+                if not _has_end_if_empty(definition, dimension):
+                    continue
                 subscript, axes = _subscript(definition, dimension, ranges)
                 end = extreme(subscript, axes, largest=True)
                 if end is not None and self._same.apply(end) + 1 == extent:  # as it is without a point
@@ -240,8 +242,7 @@ def _reach(
 ) -> Affine:
     """One more than the greatest value of the subscript; not below 0 where that shows."""
     subscript, axes = _subscript(equation, dimension, ranges)
-    summed = axes_of(subscript)
-    if len(summed) > 1 and any(_is_empty(axes[name]) for name in summed):
+    if not _has_end_if_empty(equation, dimension) and any(_is_empty(axes[name]) for name in axes_of(subscript)):
         return Affine(0)  # where the others end counts for nothing
     guard = _reach_guard(equation)
     last = extreme(subscript, axes, largest=True) if guard == TRUE else None
@@ -258,6 +259,12 @@ def _reach(
     if last is None:
         raise _no_extent(equation, dimension, f"the greatest value of '{subscript}' depends on which size is larger")
     return Affine(max(last.constant + 1, 0)) if last.is_constant else last + 1
+
+
+def _has_end_if_empty(equation: ir.Equation, dimension: int) -> bool:
+    """Whether the end of the subscript's range counts also where the range is empty: not that of a sum of axes."""
+    subscript = equation.subscripts[dimension]
+    return isinstance(subscript, Affine) and len(axes_of(subscript)) <= 1
 
 
 def _is_empty(one: ir.Axis) -> bool:

@@ -100,9 +100,16 @@ def good_where_the_first_read_is_not(x: Tensor, y: Tensor) -> None:
     y[i] = po.where(i >= 2, x[2 * i + 3, (i + 3) // 2], x[0, N - 1 - i])
 
 
+def rows_of_nothing(x: Tensor, y: Tensor) -> None:
+    """Without rows the columns reach nothing either, and the rest has no element to add to."""
+    y[2 * i + j] += x[i, j]
+    y[k] += 7
+
+
 @pytest.mark.parametrize(
     "define",
     [
+        rows_of_nothing,
         narrowed_by_another_read,
         as_long_as_a_read_that_rarely_happens,
         beyond_a_gap,
