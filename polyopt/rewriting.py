@@ -27,6 +27,7 @@ from polyopt.fusion import (
     nested,
     offsets,
     partials,
+    positions,
     prefixes,
     running,
     shared,
@@ -69,7 +70,7 @@ def plain(program: ir.Program, options: Options) -> Rewritten:
 
 def rewrite(program: ir.Program, options: Options) -> Rewritten:
     """The program that is worth a schedule on the options' target."""
-    program, kept = _separated(program, options)
+    program, kept = _separated(positions.narrow(program), options)
     short = short_sums.decide(program)
     spare = GPU_OPS_PER_BYTE if options.is_on_gpu else 0
     short_program = short_sums.apply(program, short)
