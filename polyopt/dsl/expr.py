@@ -336,10 +336,11 @@ def try_expr(value: object) -> Expr | None:
     """The value as an expression: expressions, tensors of rank 0 and numbers; None for anything else."""
     if isinstance(value, Expr):
         return value
-    if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
+    if isinstance(value, bool | int | float):
         return Literal(value)
-    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "biuf":
-        return Literal(value.dtype.type(value.item()))
+    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
+        is_number = value.dtype.kind in "biuf" or value.dtype.name == "bfloat16"
+        return Literal(value.dtype.type(value.item())) if is_number else None
     as_element = getattr(value, "_as_element", None)
     element = as_element() if as_element is not None else None
     return element if isinstance(element, Expr) else None

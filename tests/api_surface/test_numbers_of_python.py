@@ -300,6 +300,26 @@ def test_large_integers_stay_exact_in_functions() -> None:
         po.exp(10**400)
 
 
+def test_a_bf16_scalar_is_one_of_numpys() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    number = ml_dtypes.bfloat16(2.5)
+
+    @po.op
+    def op(x: f32[N], b: po.bf16[N], n: i8[N]):
+        y, z, w = po.tensors("y z w")
+        y[i] = number * x[i] + po.exp(number)
+        z[i] = b[i] - number
+        w[i] = po.maximum(n[i], number)
+        return y, z, w
+
+    x = np.ones(3, np.float32)
+    y, z, w = op(x, x.astype(ml_dtypes.bfloat16), x.astype(np.int8))
+    assert [a.dtype for a in (y, z, w)] == [np.float32, ml_dtypes.bfloat16, ml_dtypes.bfloat16]
+    assert_array_equal(y, 2.5 + x * np.float32(ml_dtypes.bfloat16(np.exp(2.5))))
+    assert_array_equal(z.astype("f4"), -1.5 * x)
+    assert_array_equal(w.astype("f4"), 2.5 * x)
+
+
 def test_functions_of_numpys_scalars_are_as_strong_as_they() -> None:
     """They were Python's numbers, for np.float64 is a float."""
     x: Array = np.array([1], np.float32)
