@@ -1,8 +1,8 @@
 """Where temporaries live on a GPU: a thread's registers, a block's shared memory, or device memory.
 
 The storage planner finds the box that one iteration of the loops around needs. Such a box is a thread's or a block's
-own only if each of the loops that blocks share is among these loops, and if it is small; else the array is whole, in
-device memory.
+own only if each of the loops that blocks share is among these loops, and if it has a number of elements, which is
+small; else the array is whole, in device memory. So it is in nests that one thread runs, too.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ def _settled(scop: Scop, buffer: Storage, tree: Tree, left: dict[str, int]) -> S
     inside = [loop for loop in loops(tree) if loop.kind == "block" and set(users) & set(loop.statements)]
     if any(name not in buffer.scope for name in shared):
         return whole(array)
-    if not shared and not inside:
-        return buffer
     size = array.dtype.itemsize
     for extent in buffer.extent:
         if not extent.is_constant:

@@ -25,6 +25,7 @@ from polyopt.codegen_cuda.reductions import Reductions, neutral_text
 from polyopt.codegen_cuda.shapes import (
     always_runs,
     count,
+    extents_of,
     index_vars,
     is_inside_block,
     is_replicable,
@@ -182,7 +183,7 @@ class KernelPrinter(GroupPrinter):
 
     def _alloc(self, buffer: Buffer, body: Stmt, depth: int) -> Iterator[str]:
         name = self._shared.names.arrays[buffer.name]
-        count = prod(as_number(extent) or 0 for extent in buffer.shape)
+        count = prod(extents_of(buffer))
         if is_replicable(buffer, body):
             self._private.add(buffer.name)
             yield from self._declared(buffer, count, self._uniform(body, depth))

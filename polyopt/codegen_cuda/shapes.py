@@ -29,6 +29,14 @@ REGISTER_ELEMS = 16
 """A buffer of at most this many elements, all indices known, is kept in registers."""
 
 
+def extents_of(buffer: Buffer) -> tuple[int, ...]:
+    """The extents of a buffer on the chip. Raises `ScheduleError` where sizes decide them: its memory has a length."""
+    extents = [as_number(extent) for extent in buffer.shape]
+    if None in extents:
+        raise ScheduleError(f"'{buffer.name}' is kept on the chip, and sizes decide about its length")
+    return tuple(extent for extent in extents if extent is not None)
+
+
 def dims(statement: Stmt) -> tuple[int, ...]:
     """Threads along each dimension of a block. Raises `ScheduleError` where nests want different ones."""
     found = common(_paths(statement, ()))

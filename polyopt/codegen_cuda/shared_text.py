@@ -17,7 +17,7 @@ from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.launch import LaunchPrinter
 from polyopt.codegen_cuda.reductions import Reductions
 from polyopt.codegen_cuda.rings import around, lag_of, pieces_of, read, written
-from polyopt.codegen_cuda.shapes import dims, exprs
+from polyopt.codegen_cuda.shapes import dims, exprs, extents_of
 from polyopt.codegen_cuda.threads import INDENT, Names, comment, indented
 from polyopt.dsl.ir import Var
 from polyopt.errors import ScheduleError
@@ -108,7 +108,7 @@ class SharedPrinter(LaunchPrinter):
     def _share(self, buffer: Buffer) -> None:
         strides = buffer.strides or ()
         row = as_number(strides[0]) if len(strides) > 1 else None
-        extents = [as_number(extent) or 0 for extent in buffer.shape]
+        extents = extents_of(buffer)
         size = extents[0] * row if row is not None else prod(extents) * buffer.dtype.itemsize
         item = buffer.dtype.itemsize
         self._declare_shared(stored_type(buffer.dtype), self._shared.names.arrays[buffer.name], size // item, item)

@@ -13,9 +13,8 @@ from polyopt.codegen_c.c_helpers import helper_name, stored_type
 from polyopt.codegen_c.identifiers import Identifiers
 from polyopt.codegen_cuda.alignment import note
 from polyopt.codegen_cuda.expressions import CudaExpressions
-from polyopt.codegen_cuda.intervals import as_number
 from polyopt.codegen_cuda.reductions import Reductions
-from polyopt.codegen_cuda.shapes import is_filled_together
+from polyopt.codegen_cuda.shapes import extents_of, is_filled_together
 from polyopt.dsl.ir import Reducer
 from polyopt.errors import ScheduleError
 from polyopt.loops.ir import (
@@ -113,7 +112,7 @@ class ThreadPrinter:
                     yield from indented(self._thread(otherwise))
                 yield "}"
             case Alloc(buffer, body):
-                count = prod(as_number(extent) or 0 for extent in buffer.shape)
+                count = prod(extents_of(buffer))
                 if is_filled_together(buffer.name, body):
                     self._share(buffer)
                     yield from self._thread(body)
