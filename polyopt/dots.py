@@ -87,6 +87,8 @@ def available(target: Target) -> tuple[Dot, ...]:
     """The instructions of a processor in vectors of its full width, faster ones first."""
     if target.gpu is not None or not target.triple.startswith("x86_64"):
         return ()
+    if target.vector_bits == 512 and "-avx512bw" in target.features.split(","):
+        return ()  # LLVM takes wide vectors in pieces, and these instructions not
     wide = target.has("avx512vnni") and (target.vector_bits == 512 or target.has("avx512vl"))
     has_vnni = wide or (target.has("avxvnni") and target.vector_bits < 512)
     integers = (BYTES, WORDS) if has_vnni else (PAIRS,)

@@ -77,9 +77,19 @@ class CExpressions:
                 operands = [self.operand(expr, arg, is_data=is_data) for arg in args]
                 if is_index(expr) and not (is_data and self._may_wrap(expr)):
                     return _index_operation(expr, operands)
-                return operation(expr.name, expr.args[-1].dtype, operands)
+                return self._checked_first(expr, operation(expr.name, expr.args[-1].dtype, operands))
             case _:
                 assert_never(expr)
+
+    def _checked_first(self, expr: Op[Expr], text: Text) -> Text:
+        """An operation after the checks of operands that C may leave out: an error is one whatever data decides."""
+        if expr.name != "select" and not (expr.args[-1].dtype.is_bool and _ON_BOOL.get(expr.name) in ("&&", "||")):
+            return text
+        rest = (node for arg in expr.args[1:] for node in walk_expr(arg))
+        checked = dict.fromkeys(node for node in rest if isinstance(node, Load) and node.checks)
+        guards = (self.guard(load.buffer, load.indices, load.mask, load.checks) for load in checked)
+        texts = dict.fromkeys(guard.within(_PREFIX - 1) for guard in guards if guard is not None)
+        return Text(f"({''.join(f'(void){guard}, ' for guard in texts)}{text.text})") if texts else text
 
     def operand(self, of: Op[Expr], arg: Expr, *, is_data: bool) -> Text:
         """An operand of an operation."""

@@ -255,11 +255,12 @@ class _State:
         """Notes the inferred extents that an axis was determined from; those that may still grow, or that guards may
         leave without an element, must be reached."""
         sources = {(use.tensor, use.dimension) for use in uses if not extents.is_fixed(use.tensor)}
-        self.borrowed[key] = {source: extents.value(*source) for source in sources}
+        self.borrowed[key] = {source: self._extent(*source, extents) for source in sources}
         for source, extent in self.borrowed[key].items():
-            if extents.get(*source, final=True) is None or extents.is_guarded(*source):
+            is_own = source[0] == self.equation.tensor
+            if extents.get(*source, final=True) is None or (extents.is_guarded(*source) and not is_own):
                 error = partial(self._unreached, key, source, extent)
-                extents.demand_reached(*source, error)
+                extents.demand_reached(*source, error, is_own=is_own)
 
     def _from_zero(self, key: Key, axis: ir.Axis) -> ir.Axis:
         """The range without negative values if the index is a subscript by itself: no element has one there."""
@@ -272,7 +273,7 @@ class _State:
         lower, upper = (list(base.lower), list(base.upper)) if base is not None else ([], [])
         hard: list[_Use] = []
         for use in uses:
-            extent = extents.value(use.tensor, use.dimension)
+            extent = self._extent(use.tensor, use.dimension, extents)
             if use.is_alone:
                 bounds: tuple[Affine, Affine] | None = (Affine(0), extent)
             else:
@@ -288,7 +289,8 @@ class _State:
         if not hard:
             return easy if easy.is_resolved else None
         reads = [
-            (use.subscript, extents.value(use.tensor, use.dimension), use.condition, self._ranges(use)) for use in hard
+            (use.subscript, self._extent(use.tensor, use.dimension, extents), use.condition, self._ranges(use))
+            for use in hard
         ]
         found = largest_interval(easy, reads, self.sizes, self.equation)
         if found is not None and self.sizes:
@@ -297,19 +299,23 @@ class _State:
                 extents.refute(others, partial(self._moves, key))
         return found
 
+    def _extent(self, tensor: str, dimension: int, extents: Extents) -> Affine:
+        """Where a dimension ends for this equation: of its own tensor without the guards of other definitions."""
+        return (extents.unguarded if tensor == self.equation.tensor else extents.value)(tensor, dimension)
+
     def _ranges(self, use: _Use) -> dict[str, ir.Axis]:
         return {name: self.known[key] for name, key in use.keys.items() if key in self.known}
 
     def _holds_within(self, use: _Use, axis: ir.Axis, extents: Extents) -> bool:
         """Whether the read is plainly in bounds all over `axis`, where its guard holds."""
         ranges = narrowed({**self._ranges(use), axis.name: axis}, use.condition)
-        return is_within(use.subscript, extents.value(use.tensor, use.dimension), ranges)
+        return is_within(use.subscript, self._extent(use.tensor, use.dimension, extents), ranges)
 
     def confirm(self, extents: Extents) -> None:
         """Raises `DefinitionError` if an axis was taken from an extent that this very axis made grow."""
         for key, sources in self.borrowed.items():
             for (tensor, dimension), used in sources.items():
-                before, after = extents.same(used), extents.value(tensor, dimension)
+                before, after = extents.same(used), self._extent(tensor, dimension, extents)
                 if before != after:
                     raise _no_range(
                         self.equation,

@@ -52,6 +52,7 @@ class Extents:
         self._fixed = {t.name: t.shape for t in program.tensors if t.shape is not None}
         self._definitions = {t.name: program.definitions(t.name) for t in program.tensors if t.shape is None}
         self._inferred: dict[tuple[str, int], Affine] = {}
+        self._unguarded: dict[tuple[str, int], tuple[Affine, tuple[Compare, ...]]] = {}
         self._reached_by: dict[tuple[str, int], list[tuple[ir.Equation, Ranges]]] = {}
         self._final: set[tuple[str, int]] = set()
         self._same = Equalities(program.conditions)
@@ -75,6 +76,12 @@ class Extents:
         extent = self.get(tensor, dimension)
         assert extent is not None, f"the extent of dimension {dimension} of {tensor} is not known yet"
         return extent
+
+    def unguarded(self, tensor: str, dimension: int) -> Affine:
+        """The extent if the guards of definitions always held: where the range of another definition's index ends."""
+        if (tensor, dimension) not in self._unguarded:
+            return self.value(tensor, dimension)
+        return self._same.apply(self._unguarded[tensor, dimension][0])
 
     def same(self, extent: Affine) -> Affine:
         """The expression in the sizes that stand for all that are equal."""
@@ -116,22 +123,36 @@ class Extents:
     ) -> None:
         ready = [d for d in definitions if _is_ready(d, dimension, known[d.name])]
         needs: list[Compare] = []
-        sizes, certain = self._program.sizes, self._certain(ready, dimension, known)
-        reached = [
-            self._same.apply(_reach(d, dimension, known[d.name], sizes, needs))
-            for d in ready
-            if not self._is_within(d, dimension, known[d.name], certain)
-        ]
-        if reached:
-            if len(tightest(reached, largest=True)) > 1:
-                joint = _reach_together([(d, known[d.name]) for d in ready], dimension, self._program.sizes)
-                reached = reached if joint is None else [self._same.apply(joint)]
-            self._inferred[name, dimension] = _greatest_of(reached, needs)
+        extent = self._extent_of(ready, dimension, known, needs)
+        if extent is not None:
+            self._inferred[name, dimension] = extent
             self._reached_by[name, dimension] = [(d, known[d.name]) for d in ready]
+            if any(_reach_guard(d) != TRUE for d in ready):
+                more: list[Compare] = []
+                whole = self._extent_of([replace(d, guard=TRUE) for d in ready], dimension, known, more)
+                assert whole is not None, "guards leave elements out"
+                self._unguarded[name, dimension] = whole, tuple(more)
         if len(ready) == len(definitions):
             self._final.add((name, dimension))
             for need in (*needs, *self._needs_of_ranges(name, dimension)):
                 self.demand(need)
+
+    def _extent_of(
+        self, definitions: Sequence[ir.Equation], dimension: int, known: Mapping[str, Ranges], needs: list[Compare]
+    ) -> Affine | None:
+        """What definitions reach together; None of none."""
+        sizes, certain = self._program.sizes, self._certain(definitions, dimension, known)
+        reached = [
+            self._same.apply(_reach(d, dimension, known[d.name], sizes, needs))
+            for d in definitions
+            if not self._is_within(d, dimension, known[d.name], certain)
+        ]
+        if not reached:
+            return None
+        if len(tightest(reached, largest=True)) > 1:
+            joint = _reach_together([(d, known[d.name]) for d in definitions], dimension, sizes)
+            reached = reached if joint is None else [self._same.apply(joint)]
+        return _greatest_of(reached, needs)
 
     def _certain(self, ready: Sequence[ir.Equation], dimension: int, known: Mapping[str, Ranges]) -> list[Affine]:
         """The ends of what definitions reach without guards, by ranges of one end each."""
@@ -173,14 +194,19 @@ class Extents:
         """Whether all definitions that an extent comes from have guards, which for some sizes may never hold."""
         return all(_reach_guard(definition) != TRUE for definition, _ in self._reached_by.get((tensor, dimension), ()))
 
-    def demand_reached(self, tensor: str, dimension: int, error: Refutation) -> None:
+    def demand_reached(self, tensor: str, dimension: int, error: Refutation, *, is_own: bool) -> None:
         """Asks the sizes that the extent known so far is reached; `error` is for sizes for which it is not.
 
-        So it must be where a recurrence takes its range from it: a guard may keep the other definitions from the last
-        elements for some sizes, and then the recurrence itself would make them exist.
+        So it must be where an index takes its range from it: a guard may keep the definitions from the last elements
+        for some sizes. is_own: of the tensor that the index's own equation defines, where guards do not count
         """
-        program, extent = self._program, self.value(tensor, dimension)
-        definitions = self._reached_by[tensor, dimension]
+        program, definitions = self._program, self._reached_by[tensor, dimension]
+        extent = self.value(tensor, dimension)
+        if is_own:
+            extent = self.unguarded(tensor, dimension)
+            definitions = [(replace(d, guard=TRUE), ranges) for d, ranges in definitions]
+            for need in self._unguarded.get((tensor, dimension), (extent, ()))[1]:
+                self.demand(need)
         everywhere = [(d, r) for d, r in definitions if _reach_guard(d) == TRUE and _has_end_if_empty(d, dimension)]
         ends = (self._same.apply(_reach(d, dimension, ranges, program.sizes, [])) for d, ranges in everywhere)
         if not program.sizes or extent in ends:

@@ -592,3 +592,68 @@ def test_a_sum_of_indices_of_which_one_has_no_value_reaches_nothing(sizes: tuple
     assert_array_equal(convolved(np.ones(m), np.ones(n)), expected)
     if not (m and n):
         assert turned(np.ones((m, n))).shape == (0,)
+
+
+# --- indices that take the extent of their own tensor ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [[], ["N"]], ids=["numbers", "open"])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_unit_diagonal_is_as_long_as_its_matrix(size: int, dynamic: list[str]) -> None:
+    """What the guard of the first equation leaves of L has a column less: the last element of the diagonal was lost."""
+
+    @po.op(dynamic=dynamic)
+    def doolittle(a: f64[N, N]):
+        low, up, product = po.tensors("low up product")
+        up[i, j] = po.when(i <= j, a[i, j] - po.sum(low[i, k] * up[k, j], k, where=k < i))
+        up[i, j] = po.when(i > j, 0)
+        low[i, j] = po.when(i > j, (a[i, j] - po.sum(low[i, k] * up[k, j], k, where=k < j)) / up[j, j])
+        low[i, i] = 1
+        low[i, j] = po.when(i < j, 0)
+        product[i, j] += low[i, k] * up[k, j]
+        return low, up, product
+
+    a = RNG.standard_normal((size, size)) + 5 * np.eye(size)
+    low, up, product = doolittle(a)
+    assert low.shape == up.shape == product.shape == (size, size)
+    assert_array_equal(np.diag(low), 1)
+    assert_allclose(product, a, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dynamic", [[], ["N"]], ids=["numbers", "open"])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_what_guards_leave_out_of_a_tensor_another_equation_may_define(size: int, dynamic: list[str]) -> None:
+    @po.op(dynamic=dynamic)
+    def op(x: f64[N]):
+        y, c, f = po.tensors("y c f")
+        y[i] = po.when(i < N - 1, x[i + 1] - x[i])
+        y[i] = po.when(i == N - 1, 100.0)
+        c[i, j] = po.when(i < j, x[i] * x[j])
+        c[i, i] = 1
+        c[i, j] = po.when(i > j, -c[j, i])
+        f[i] = po.when(i < 2, x[i])
+        f[i] = f[i - 1] + f[i - 2]
+        return y, c, f, po.sum(y[i], i)
+
+    x = np.arange(1.0, size + 1) ** 2
+    y, c, f, total = op(x)
+    assert_array_equal(y, [*np.diff(x), 100.0])
+    products = np.triu(np.outer(x, x), 1)
+    assert_array_equal(c, products - products.T + np.eye(size))
+    expected = list(x[:2])
+    while len(expected) < size:
+        expected.append(expected[-1] + expected[-2])
+    assert_array_equal(f, expected)
+    assert total == y.sum()
+
+
+def test_an_update_of_all_elements_is_of_those_that_guards_leave_out_too() -> None:
+    @po.op
+    def op(x: i32[N]):
+        y = po.tensor("y")
+        y[i] = po.when(i % 2 == 0, x[i])
+        y[i] += 7
+        return y
+
+    assert_array_equal(op(np.arange(4, dtype=np.int32)), [7, 7, 9, 7])
+    assert_array_equal(op(np.arange(5, dtype=np.int32)), [7, 7, 9, 7, 11])

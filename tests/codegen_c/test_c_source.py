@@ -259,3 +259,41 @@ def test_a_negation_of_a_negation_is_no_decrement(tmp_path: Path) -> None:
     text = run_c(loop("i", 4, store("y", [twice], load("x", twice))), {"x": x, "y": y}, tmp_path)
     assert "--" not in text.replace("i++", "")
     np.testing.assert_array_equal(y, x)
+
+
+M, n, at = po.size("M"), po.size("N"), po.index("at")
+LEFT_OUT = {
+    "and": lambda x, t, ids: po.where((x[at] > 0) & (t[ids[at]] > 0), x[at], 2.0),
+    "or": lambda x, t, ids: po.where((x[at] < 0) | (t[ids[at]] > 0), x[at], 2.0),
+    "least": lambda x, t, ids: po.cast(po.minimum(x[at] > 0, t[ids[at]] > 0), f32),
+    "greatest": lambda x, t, ids: po.cast(po.maximum(x[at] < 0, t[ids[at]] > 0), f32),
+    "first": lambda x, t, ids: po.where(x[at] > 0, t[ids[at]], 2.0),
+    "second": lambda x, t, ids: po.where(x[at] < 0, 2.0, t[ids[at]] + 1),
+    "inside": lambda x, t, ids: po.where(x[at] > 0, po.where(x[at] > 5, 3.0, po.exp(t[ids[at]])), 2.0),
+}
+"""Expressions whose last operand C need not evaluate where x is negative."""
+
+
+def left_out(name: str) -> tuple[po.Op, tuple[np.ndarray[Any, Any], ...]]:
+    """An operator, and arguments of which a subscript is out of range there."""
+
+    @po.op
+    def chosen(x: f32[n], t: f32[M], ids: i32[n]):
+        y = po.tensor("y")
+        y[at] = LEFT_OUT[name](x, t, ids)
+        return y
+
+    return chosen, (np.array([-1, 1, -1], "f4"), np.ones(2, "f4"), np.array([99, 1, 0], "i4"))
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_a_subscript_is_checked_where_its_element_does_not_matter(name: str, tmp_path: Path) -> None:
+    """What C leaves out of `&&`, `||` and `?:` was not checked."""
+    op, args = left_out(name)
+    with pytest.raises(po.BoundsError):
+        op(*args)
+    kernel, y = compiled(op, tmp_path, *args), np.empty(3, np.float32)
+    assert kernel(*args, y) != 0
+    args[2][0] = 1
+    assert kernel(*args, y) == 0
+    np.testing.assert_allclose(y, op(*args), rtol=1e-6)

@@ -13,6 +13,7 @@ import polyopt as po
 from polyopt import Op
 from polyopt.dtypes import from_name
 from polyopt.runtime import arguments
+from tests.codegen_c.test_c_source import LEFT_OUT, left_out
 from tests.codegen_cuda.running import Array, emulate, interpreted, lowered
 from tests.operators.catalogue import OPERATORS
 from tests.operators.operator import Case, Operator
@@ -115,6 +116,16 @@ def test_the_names_of_sums_are_no_names_of_arrays() -> None:
 
     x, weights = np.ones((8, 70), np.float32), np.arange(70, dtype=np.float32)
     check(named, (x, weights, weights), 2 * np.array([weights[: 70 - row].sum() for row in range(8)]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_a_subscript_is_checked_where_its_element_does_not_matter(name: str) -> None:
+    op, args = left_out(name)
+    arguments = inputs(op, args)
+    assert emulate(lowered(op, *args), arguments, {}).failed is not None
+    arguments["ids"][0] = 1
+    assert emulate(lowered(op, *args), arguments, {}).failed is None
 
 
 @needs_compiler

@@ -106,9 +106,42 @@ def rows_of_nothing(x: Tensor, y: Tensor) -> None:
     y[k] += 7
 
 
+def unit_diagonal(x: Tensor, y: Tensor) -> None:
+    """The last column of the first equation is the diagonal's; with one row it has no element."""
+    y[i, j] = po.when(i > j, x.pad(1)[i, j])
+    y[i, i] = 1
+    y[i, j] = po.when(i < j, 0)
+
+
+def mirrored(x: Tensor, y: Tensor) -> None:
+    y[i, j] = po.when(i < j, x[i, 0] + x[j, 0])
+    y[i, i] = 0
+    y[i, j] = po.when(i > j, y[j, i])
+
+
+def two_and_all_after(x: Tensor, y: Tensor) -> None:
+    y[i] = po.when(i < 2, x[i, 0])
+    y[i] = po.when(i >= 2, y[i - 1] + y[i - 2])
+
+
+def the_last_one(x: Tensor, y: Tensor) -> None:
+    y[i] = po.when(i < M - 1, x[i + 1, 0] - x[i, 0])
+    y[i] = po.when(i == M - 1, 100)
+
+
+def added_to_all(x: Tensor, y: Tensor) -> None:
+    y[i, j] = po.when((i + j) % 2 == 0, x[i, j])
+    y[i, j] += 7
+
+
 @pytest.mark.parametrize(
     "define",
     [
+        unit_diagonal,
+        mirrored,
+        two_and_all_after,
+        the_last_one,
+        added_to_all,
         rows_of_nothing,
         narrowed_by_another_read,
         as_long_as_a_read_that_rarely_happens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import polyopt as po
-from polyopt import f32, i8, i16, i32, u8
+from polyopt import dots, f32, i8, i16, i32, u8
 from polyopt.dtypes import DType
 from polyopt.loops.interpret import interpret
 from polyopt.loops.ir import For, walk
@@ -359,3 +360,18 @@ def test_rows_that_begin_late_have_sums_of_their_own(dtype: DType, caplog: pytes
     x, w = (random.integers(info.min, info.max + 1, s).astype(dtype.numpy) for s in ((70, 131), (131, 300)))
     np.testing.assert_array_equal(op(x, w), x[2:].astype(int) @ w[:, 3:].astype(int))
     assert not op.lower(x, w, target=VNNI).fallback and not caplog.records
+
+
+def test_vectors_wider_than_the_processors_have_no_instruction_for_groups() -> None:
+    """LLVM cuts arithmetic of such vectors in pieces, and ended the process at an intrinsic of their width."""
+    here = host()
+    narrow = replace(here, vector_bits=512, features="-avx512bw")
+    assert dots.available(narrow) == ()
+
+    @po.op(target=replace(here, vector_bits=512))
+    def op(x: i16[M, K], w: i16[K]):
+        y = po.tensor("y", dtype=i32)
+        y[i] += po.cast(x[i, k], i32) * po.cast(w[k], i32)
+        return y
+
+    np.testing.assert_array_equal(op(np.ones((3, 257), np.int16), np.ones(257, np.int16)), [257] * 3)
