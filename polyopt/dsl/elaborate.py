@@ -35,6 +35,7 @@ def elaborate(state: State, parameters: Sequence[Handle], results: Sequence[Hand
     reader = Reader(_size_names(definitions, parameters))
     types = reader.infer_dtypes(kept)
     equations = _name_equations(_equations(reader, definitions))
+    _check_counts(equations)
     _check_inlined_dtypes(state, needed, types)
     outputs = frozenset(results)
     locals_ = [tensor for tensor in state.tensors if tensor in needed and tensor.role == "local"]
@@ -202,7 +203,6 @@ def _equation(reader: Reader, definition: Definition, shared: DType | None = Non
         node = _added(build, one.value, scope, dtype, shared)
         neutral = constant(int(definition.kind == "prod"), node.dtype, definition.span)
         reducer = ir.Reducer(definition.kind, node.dtype, neutral, is_contraction=definition.is_contraction)
-    _check_count(node, definition)
     tensor.state.conditions += build.converter.conditions
     return ir.Equation(
         name=tensor.name,
@@ -240,10 +240,14 @@ def _axes(definition: Definition, indices: Sequence[Index], scope: Scope) -> tup
 
 
 _MOST_OPERATIONS = 50_000
+"""Of one definition."""
+
+_MOST_REPEATED = 25_000
+"""Operations of all definitions that are written out again: some seven seconds of a compile."""
 
 
-def _operations(value: ir.Expr) -> int:
-    """Nodes of a value written out, each shared one counted as often as it is used; without recursion."""
+def _operations(value: ir.Expr) -> tuple[int, int]:
+    """Nodes of a value written out, each shared one as often as it is used; and nodes. Without recursion."""
     counts: dict[int, int] = {}
     work = [value]
     while work:
@@ -254,19 +258,26 @@ def _operations(value: ir.Expr) -> int:
             continue
         counts[id(node)] = 1 + sum(counts[id(child)] for child in ir.children(node))
         work.pop()
-    return counts[id(value)]
+    return counts[id(value)], len(counts)
 
 
-def _check_count(value: ir.Expr, definition: Definition) -> None:
-    """Raises `DefinitionError` for a value that repeats its parts until it is too large to compile."""
-    operations = _operations(value)
-    if operations > _MOST_OPERATIONS:
+def _check_counts(equations: Sequence[ir.Equation]) -> None:
+    """Raises `DefinitionError` for definitions that repeat their parts until they are too large to compile."""
+    repeated = 0
+    for equation in equations:
+        operations, different = _operations(equation.value)
+        repeated += operations - different
+        what = f"the definition of '{equation.tensor}' has more than {_MOST_OPERATIONS} operations"
+        if operations <= _MOST_OPERATIONS:
+            if repeated <= _MOST_REPEATED:
+                continue
+            what = f"the definitions up to that of '{equation.tensor}' repeat more than {_MOST_REPEATED} operations"
         raise DefinitionError(
-            f"the definition of '{definition.tensor.name}' has more than {_MOST_OPERATIONS} operations",
-            where=definition.span,
+            what,
+            where=equation.span,
             why="A Python value that is used twice is written out twice, so repeated squaring doubles each time.",
             fix="give repeated parts a tensor of their own: t[i] = ..., and read t[i].",
-            facts={"operations": operations},
+            facts={"operations": operations, "repeated": repeated},
         )
 
 

@@ -6,7 +6,7 @@ become `Where`, data conditions `select`. Reductions are in `dsl.lower_reduction
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from itertools import islice
 
@@ -318,7 +318,7 @@ class Builder:
         if name == "abs" and isinstance(operand, DType) and operand.kind == "u":
             return args[0]
         if name in ("shl", "shr"):
-            _require_integer(expr, operand)
+            _require_integer(expr, args, operand)
         if name == "truediv" or BUILTINS[name].operands == "float":
             operand = (
                 (operand if _is_float(operand) else _weak_or(operand, WEAK_FLOAT, f64))
@@ -494,14 +494,17 @@ def _integer_form(expr: Call, args: tuple[Typed, ...]) -> Type:
     return i8 if operand == bool_ else WEAK_INT if operand == WEAK_BOOL else operand
 
 
-def _require_integer(expr: Call, operand: Type) -> None:
-    if _is_float(operand):
-        raise DTypeError(
-            f"'{expr.name}' shifts integers, and '{source_text(expr.args[0])}' is {concrete(operand)}",
-            where=expr.span,
-            fix="convert the operand: po.cast(..., i32).",
-            facts={"dtype": str(concrete(operand))},
-        )
+def _require_integer(expr: Call, args: Sequence[Typed], operand: Type) -> None:
+    if not _is_float(operand):
+        return
+    kinds = [concrete(arg.type) for arg in args]
+    if not any(kind.is_float for kind in kinds):  # u64 and a signed one, for which NumPy has f64
+        what = f"'{expr.name}' of {kinds[0]} and {kinds[1]}: no integer dtype holds both"
+        fix = f"convert how far: po.cast({source_text(expr.args[1])}, {kinds[0]})."
+    else:
+        text, kind = next((source_text(a), k) for a, k in zip(expr.args, kinds, strict=True) if k.is_float)
+        what, fix = f"'{expr.name}' shifts integers, and '{text}' is {kind}", "convert the operand: po.cast(..., i32)."
+    raise DTypeError(what, where=expr.span, fix=fix, facts={"dtype": str(concrete(operand))})
 
 
 def _is_float(type_: Type) -> bool:

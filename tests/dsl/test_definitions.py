@@ -339,6 +339,23 @@ def test_a_definition_that_repeats_itself_out_of_hand_is_refused() -> None:
         program(doubling)
 
 
+def test_definitions_that_repeat_their_parts_together_are_refused() -> None:
+    """Each was below what one may have, and their compile did not end."""
+
+    def rounds(x: f64[16, N]) -> object:
+        y = po.tensor("y")
+        values = [x[row, i] for row in range(16)]
+        for step in range(4 * 16):
+            values[step % 16] = values[step % 16] + values[(step + 5) % 16] * values[(step + 11) % 16]
+        for row in range(16):
+            y[row, i] = values[row]
+        return y
+
+    with pytest.raises(DefinitionError, match="repeat more than 25000 operations") as refused:
+        program(rounds)
+    assert refused.value.where is not None and "t[i]" in refused.value.fix
+
+
 def test_a_long_sum_of_terms_is_no_trouble() -> None:
     def many(x: f32[N]) -> object:
         y = po.tensor("y")

@@ -294,6 +294,19 @@ def test_operations_that_numpy_refuses_are_refused(build: Callable[[Any, Any], A
     assert caught.value.fix and caught.value.where is not None
 
 
+def test_a_shift_of_u64_by_an_index_names_what_to_convert() -> None:
+    """No integer dtype holds both; the advice was to cut the u64 to 32 bits."""
+
+    def bits(x: u64[N]) -> object:
+        y, k = po.tensor("y"), po.index("k", extent=64)
+        y[i, k] = (x[i] >> k) & 1
+        return y
+
+    with pytest.raises(DTypeError, match="'shr' of u64 and i64") as caught:
+        program(bits)
+    assert "po.cast(k, u64)" in caught.value.fix
+
+
 def test_an_integer_to_a_negative_power_is_refused() -> None:
     def op(x: i32[N]) -> object:
         y = po.tensor("y")
