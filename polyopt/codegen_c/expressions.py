@@ -134,7 +134,7 @@ class Expressions:
         self._math = math
         self._words = words
         self._bounded: dict[str, int] = {}
-        self._memo: dict[int, Value] = {}
+        self._memo: dict[int, tuple[Expr, Value]] = {}
         self._memo_context: Context | None = None
 
     def bounded(self, value: Value, most: int = MOST_INDEX) -> Value:
@@ -207,15 +207,15 @@ class Expressions:
             return context.operands[expr.name]
         if expr.dtype == i64:
             return self.vector(self.index(expr, context), context)
-        if not isinstance(expr, Op):
+        if not isinstance(expr, Op | Load):
             return self._general(expr, context)
         if self._memo_context is not context:
             self._memo, self._memo_context = {}, context
         if id(expr) in self._memo:
-            return self._memo[id(expr)]
+            return self._memo[id(expr)][1]
         value = self._general(expr, context)
         if self._memo_context is context:
-            self._memo[id(expr)] = value
+            self._memo[id(expr)] = expr, value
         return value
 
     def forget(self) -> None:

@@ -32,6 +32,7 @@ from polyopt.codegen_c.values import (
 )
 from polyopt.dots import Dot
 from polyopt.dsl.ir import Reducer
+from polyopt.loops.interned import interned
 from polyopt.loops.ir import Expr, Store
 
 
@@ -89,10 +90,10 @@ class Stores:
             self._accumulate_groups(running, running.dot, store, context)
             return
         if running is not None:
-            self._accumulate(running, x.value(store.value, context), context)
+            self._accumulate(running, x.value(interned(store.value), context), context)
             return
         place = x.places[store.buffer]
-        value = x.value(store.value, context)
+        value = x.value(interned(store.value), context)
         slot = x.promoted(store.buffer, store.indices, context)
         if slot is not None:
             self._store_register(store, place, slot, value, context)

@@ -67,7 +67,7 @@ class _Splitter:
         ):
             return loop
         most = min(MOST_PIECES, max(1, MOST_NODES // _nodes(loop.body)))
-        whole = _Piece(loop, lowers, uppers, {})
+        whole = _Piece(loop, lowers, uppers, {}, _deciders(loop.body), {})
         for cuts in range(MOST_PIECES, -1, -1):
             pieces = [*islice(_pieces(whole, self.sizes, cuts), most + 1)]
             if len(pieces) <= most:
@@ -101,12 +101,22 @@ class _Piece:
 
     lowers, uppers: what each of its points is at least, and less than
     values: what is known of comparisons there
+    deciders: what of the body comparisons decide
+    cuts: of the comparisons that were looked at, in this piece or another one, where they have another value
     """
 
     loop: For
     lowers: tuple[Affine, ...]
     uppers: tuple[Affine, ...]
     values: Mapping[Expr, bool]
+    deciders: tuple[Op[Expr], ...]
+    cuts: dict[Expr, tuple[Affine, bool] | None]
+
+    def cut(self, question: Expr) -> tuple[Affine, bool] | None:
+        """Where a comparison has another value, and whether it holds from there on; None where that is nowhere."""
+        if question not in self.cuts:
+            self.cuts[question] = _boundary(question, self.loop.var)
+        return self.cuts[question]
 
     def knowing(self, question: Expr, value: bool) -> _Piece:
         return replace(self, values={**self.values, question: value})
@@ -155,7 +165,7 @@ def _pieces(piece: _Piece, sizes: frozenset[str], cuts: int) -> Iterator[_Piece]
     """
     places = {}
     for question in _questions(piece):
-        cut = _boundary(question, piece.loop.var)
+        cut = piece.cut(question)
         if cut is None:
             continue
         boundary, is_true_behind = cut
@@ -192,20 +202,27 @@ def _farthest(piece: _Piece, boundaries: Mapping[Expr, Affine]) -> Expr:
     )
 
 
+def _deciders(body: Stmt) -> tuple[Op[Expr], ...]:
+    """The remainders by sizes, minima and maxima of a loop's body, each once, in the order in which they occur."""
+    exprs = (expr for store in walk(body) if isinstance(store, Store) for expr in (*store.indices, store.value))
+    found = (n for expr in exprs for n in walk_expr(expr) if isinstance(n, Op) and n.dtype == i64)
+    return tuple(dict.fromkeys(n for n in found if n.name in ("minimum", "maximum") or _is_remainder(n)))
+
+
+def _is_remainder(node: Op[Expr]) -> bool:
+    return node.name == "mod" and isinstance(node.args[1], Var)
+
+
 def _questions(piece: _Piece) -> Iterator[Expr]:
     """Comparisons that decide a subscript and are open, in the order in which they may be asked."""
-    for store in walk(piece.loop.body):
-        if isinstance(store, Store):
-            for node in (n for expr in (*store.indices, store.value) for n in walk_expr(expr)):
-                match node:
-                    case Op("mod", (left, Var() as size)) if node.dtype == i64:
-                        yield from _of_remainder(left, size, piece.values)
-                    case Op("minimum" | "maximum", (left, right)) if node.dtype == i64:
-                        question = at_least(left, right)
-                        if question not in piece.values:
-                            yield question
-                    case _:
-                        pass
+    for node in piece.deciders:
+        left, right = node.args
+        if node.name == "mod":
+            yield from _of_remainder(left, right, piece.values)
+        else:
+            question = at_least(left, right)
+            if question not in piece.values:
+                yield question
 
 
 def _of_remainder(left: Expr, size: Expr, values: Mapping[Expr, bool]) -> Iterator[Expr]:
