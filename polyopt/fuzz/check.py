@@ -34,6 +34,8 @@ from polyopt.runtime.cuda import compilers, devices
 from polyopt.runtime.emulator.driver import Emulator
 
 Verdict = Literal["agrees", "rejected", "fails"]
+OUTSIDE = 120
+"""A subscript beyond every extent that is drawn, which every integer dtype holds."""
 REFUSALS = (DefinitionError, ShapeError, BoundsError, DTypeError, ArgumentError)
 
 
@@ -166,6 +168,7 @@ def _compare_calls(
             for _ in range(2):  # calls after the first take shorter ways into the kernel
                 _compare(_as_tuple(operator(*arguments)), results, "another call gives another result", exact=True)
             _compare_with_others(operator, copies)
+            _compare_out_of_range(operator, copies, printed=printed)
     exact = _is_exact(operator)
     if wanted is not None:
         _compare(results, wanted, "the kernel differs from the reference", exact=exact)
@@ -194,6 +197,33 @@ def _compare_with_others(operator: po.Op, arguments: Sequence[Argument]) -> None
     if wanted is not None:
         what = "the kernel differs from the reference for the arrays turned around"
         _compare(results, wanted, what, exact=_is_exact(operator))
+
+
+def _compare_out_of_range(operator: po.Op, arguments: Sequence[Argument], *, printed: bool) -> None:
+    """Hold a call with a subscript out of range, which data may leave out, against the reference."""
+    names = list(operator.signature.python.parameters)
+    others = [np.array(a) if isinstance(a, np.ndarray) else a for a in arguments]
+    ids = others[names.index("ids")] if "ids" in names else None
+    if not isinstance(ids, np.ndarray) or not ids.size:
+        return
+    ids.flat[ids.size // 2] = OUTSIDE
+    wanted, refusal = _reference(operator, others)
+    try:
+        results = _results(operator, others, wanted, refusal, None)
+    except BoundsError:
+        if printed and _is_accepted_as_c(operator.lower(*others), others):
+            raise Mismatch("accepted", f"the printed C does not say: {refusal}") from None
+        return
+    if wanted is not None:
+        what = "the kernel differs from the reference for a subscript that nobody asks for"
+        _compare(results, wanted, what, exact=_is_exact(operator))
+
+
+def _is_accepted_as_c(lowering: Lowering, arguments: Sequence[Argument]) -> bool:
+    try:
+        return run_printed(lowering, arguments) is not None
+    except AssertionError:
+        return False
 
 
 def _compare_plan(lowering: Lowering, seed: int, arguments: Sequence[Argument], wanted: Sequence[Array]) -> bool:

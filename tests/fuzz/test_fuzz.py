@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 
 from polyopt import cli, export
+from polyopt.codegen_c.c_expressions import CExpressions
 from polyopt.codegen_c.c_source import as_c
+from polyopt.errors import BoundsError
 from polyopt.fuzz import campaign, printed
+from polyopt.fuzz import check as fuzz_check
 from polyopt.fuzz.arrays import LAYOUTS, draw, shifted
 from polyopt.fuzz.case import Case, Definition, Equation, Node, Parameter
 from polyopt.fuzz.check import Mismatch, Outcome, check, compare, load
@@ -177,6 +183,39 @@ def test_a_refusal_that_only_one_side_makes_is_noticed(monkeypatch: pytest.Monke
     monkeypatch.setattr(operator, "reference", lambda *arguments, **options: arguments[0])
     with pytest.raises(Mismatch, match="refused"):
         compare(operator, (np.full(4, 9, np.int32),))
+
+
+@needs_cc
+@pytest.mark.parametrize("part", ["kernel", "printed C"])
+def test_a_subscript_out_of_range_that_only_one_side_takes_is_noticed(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the choice by data leaves its element out."""
+    chosen = Node("po.where(x[i] < 0, x[ids[i]], 2)", dtype="i32")
+    rows = replace(SMALL.parameters[0], low=0, high=3)
+    ids = Parameter("ids", ("M",), "i32", 0, 3, "contiguous", 0)
+    case = replace(
+        SMALL, parameters=(rows, ids), definitions=(Definition("a", ("M",), "i32", (Equation("[i]", chosen),)),)
+    )
+    case = replace(case, results=("a",), printed=True)
+    assert check(case).verdict == "agrees"
+    if part == "kernel":
+        monkeypatch.setattr(fuzz_check, "OUTSIDE", 0)
+        monkeypatch.setattr(fuzz_check, "_reference", refusing(fuzz_check._reference))
+    else:
+        monkeypatch.setattr(CExpressions, "_checked_first", lambda self, expr, text: text)
+    outcome = check(case)
+    assert (outcome.verdict, outcome.kind) == ("fails", "accepted")
+
+
+def refusing(reference: Callable[..., Any]) -> Callable[..., Any]:
+    """The reference, which from its third call on says that a subscript is out of range."""
+    calls = count()
+
+    def changed(*given: Any) -> Any:
+        return reference(*given) if next(calls) < 2 else (None, BoundsError("out of range", where=None, fix="none"))
+
+    return changed
 
 
 def test_shrinking_keeps_what_fails_and_drops_the_rest() -> None:
