@@ -45,13 +45,13 @@ lint: $(READY)  ## style, types and layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(JOBS)
 
 check: $(READY)  ## before a commit: format, lint, layers, types and the quick tests
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 	$(BIN)/lint-imports
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(JOBS)
 	$(BIN)/pytest -q -n $(JOBS) -m 'not slow and not trust and not exhaustive and not cuda'
 
 golden: $(READY)  ## rewrite the golden files; read the diff like code

@@ -79,9 +79,20 @@ class Extents:
 
     def unguarded(self, tensor: str, dimension: int) -> Affine:
         """The extent if the guards of definitions always held: where the range of another definition's index ends."""
+        return self._same.apply(self._without_guards(tensor, dimension)[0])
+
+    def _without_guards(self, tensor: str, dimension: int) -> tuple[Affine, tuple[Compare, ...]]:
+        """That extent, and what it asks of the sizes."""
+        reached = self._reached_by.get((tensor, dimension), [])
+        if all(_reach_guard(definition) == TRUE for definition, _ in reached):
+            return self.value(tensor, dimension), ()
         if (tensor, dimension) not in self._unguarded:
-            return self.value(tensor, dimension)
-        return self._same.apply(self._unguarded[tensor, dimension][0])
+            needs: list[Compare] = []
+            plain = [replace(definition, guard=TRUE) for definition, _ in reached]
+            extent = self._extent_of(plain, dimension, {d.name: ranges for d, ranges in reached}, needs)
+            assert extent is not None, "guards leave elements out"
+            self._unguarded[tensor, dimension] = extent, tuple(needs)
+        return self._unguarded[tensor, dimension]
 
     def same(self, extent: Affine) -> Affine:
         """The expression in the sizes that stand for all that are equal."""
@@ -127,11 +138,7 @@ class Extents:
         if extent is not None:
             self._inferred[name, dimension] = extent
             self._reached_by[name, dimension] = [(d, known[d.name]) for d in ready]
-            if any(_reach_guard(d) != TRUE for d in ready):
-                more: list[Compare] = []
-                whole = self._extent_of([replace(d, guard=TRUE) for d in ready], dimension, known, more)
-                assert whole is not None, "guards leave elements out"
-                self._unguarded[name, dimension] = whole, tuple(more)
+            self._unguarded.pop((name, dimension), None)
         if len(ready) == len(definitions):
             self._final.add((name, dimension))
             for need in (*needs, *self._needs_of_ranges(name, dimension)):
@@ -205,7 +212,7 @@ class Extents:
         if is_own:
             extent = self.unguarded(tensor, dimension)
             definitions = [(replace(d, guard=TRUE), ranges) for d, ranges in definitions]
-            for need in self._unguarded.get((tensor, dimension), (extent, ()))[1]:
+            for need in self._without_guards(tensor, dimension)[1]:
                 self.demand(need)
         everywhere = [(d, r) for d, r in definitions if _reach_guard(d) == TRUE and _has_end_if_empty(d, dimension)]
         ends = (self._same.apply(_reach(d, dimension, ranges, program.sizes, [])) for d, ranges in everywhere)

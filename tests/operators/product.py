@@ -9,29 +9,21 @@ mixes operators, so that any stretch of them is a fair part; where a run ends, t
 from __future__ import annotations
 
 import argparse
-import faulthandler
-import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator
 from itertools import product
-from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 
-import numpy as np
-import pytest
-
-import polyopt as po
 from polyopt import settings
 from polyopt.fuzz import log
 from polyopt.testing.check import Checker
 from tests.operators.catalogue import OPERATORS
+from tests.operators.children import failed
 from tests.operators.operator import LAYOUTS, Case, Layout, Operator
-from tests.operators.test_operators import check, size_classes
+from tests.operators.test_operators import size_classes
 
 Row = tuple[Operator, Layout, str]
 
@@ -63,41 +55,6 @@ def run(first: int, seconds: float, checker: Checker) -> log.Entry:
     return log.Entry("operators", log.commit(), counts, failures, ((first, number),))
 
 
-def failed(found: Sequence[Case], checker: Checker) -> Iterator[str]:
-    """What is wrong with the cases that fail. One child process checks them all: a fork for each takes longer than its
-    check. A crash is a failure of the case at hand, and another child goes on behind it."""
-    context = multiprocessing.get_context("fork")
-    while found:
-        results, theirs = context.Pipe(duplex=False)
-        child = context.Process(target=_check_all, args=(found, replace(checker, forks=False), theirs))
-        child.start()
-        theirs.close()
-        done = 0
-        with suppress(EOFError):
-            while True:
-                failure = results.recv()
-                done += 1
-                if failure:
-                    yield failure
-        child.join()
-        if done < len(found):
-            yield f"{found[done]}: the process that checks it ended with {child.exitcode}"
-            done += 1
-        found = found[done:]
-
-
-def _check_all(found: Sequence[Case], checker: Checker, results: Connection) -> None:
-    """Sends what is wrong with each case; nothing for one that is right."""
-    faulthandler.disable()  # a crash is told as a failure of its case
-    for case in found:
-        try:
-            check(checker, case)
-        except (pytest.fail.Exception, po.PolyoptError) as failure:
-            results.send(f"{case}: {failure}")
-        else:
-            results.send("")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the row to begin with")
@@ -105,7 +62,6 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="add the totals to this log")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, settings.override(cache_dir=Path(folder)):
-        po.einsum("i,i", np.ones(1), np.ones(1))  # the compiler is loaded here, and not by every child
         entry = run(options.first, options.seconds, Checker())
     sys.stdout.write(f"{entry.counts['cases']} cases of {entry.counts['rows']} rows: {entry.failures} failed; ")
     sys.stdout.write(f"the next row is {entry.seeds[0][1] + 1} of {len(rows())}\n")

@@ -6,7 +6,7 @@ some case. `-m trust` runs the full product, which `--shard=k/n` cuts into n par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 
 import polyopt as po
-from polyopt.dtypes import from_name
+from polyopt.testing.check import Checker
 from tests.operators.catalogue import OPERATORS
+from tests.operators.children import failed
 from tests.operators.covering import pairwise
 from tests.operators.operator import LAYOUTS, SIZE_CLASSES, Case, Layout, Operator, SizeClass
 
 BATCH = 12
 """Cases of one operator that run as one test."""
-
-Check = Callable[..., None]
 
 
 def rotated(levels: Sequence[Any], start: int) -> list[Any]:
@@ -69,21 +68,9 @@ def batches() -> list[Batch]:
     return found
 
 
-def check(polyopt_check: Check, case: Case) -> None:
-    arguments = case.arguments
-    expected = case.operator.expected(from_name(case.dtype), arguments)
-    bound = {"rtol": case.operator.rtol[case.dtype]} if case.dtype in case.operator.rtol else {}
-    polyopt_check(case.operator.op, *arguments, expected=expected, **bound)
-
-
-def check_all(polyopt_check: Check, cases: Iterable[Case]) -> None:
+def check_all(checker: Checker, cases: Sequence[Case]) -> None:
     """Checks each case, and then names all that failed."""
-    failures = []
-    for case in cases:
-        try:
-            check(polyopt_check, case)
-        except (pytest.fail.Exception, po.PolyoptError) as failure:
-            failures.append(f"{case}: {failure}")
+    failures = [*failed(cases, checker)]
     if failures:
         pytest.fail("\n\n".join(failures), pytrace=False)
 
@@ -102,7 +89,7 @@ def test_the_cases_of_an_operator_hold_every_pair_of_choices(operator: Operator)
 
 
 @pytest.mark.parametrize("batch", batches(), ids=str)
-def test_gives_what_numpy_gives(polyopt_check: Check, batch: Batch) -> None:
+def test_gives_what_numpy_gives(polyopt_check: Checker, batch: Batch) -> None:
     check_all(polyopt_check, batch.cases)
 
 
@@ -113,10 +100,10 @@ def test_gives_what_numpy_gives(polyopt_check: Check, batch: Batch) -> None:
     ids=lambda value: getattr(value, "name", value),
 )
 def test_gives_what_numpy_gives_in_the_full_product(
-    polyopt_check: Check, operator: Operator, layout: Layout, dtype: str
+    polyopt_check: Checker, operator: Operator, layout: Layout, dtype: str
 ) -> None:
     classes = product(*(size_classes(operator, name) for name in operator.sizes))
-    check_all(polyopt_check, (Case(operator, row, layout, dtype) for row in classes))
+    check_all(polyopt_check, [Case(operator, row, layout, dtype) for row in classes])
 
 
 @pytest.mark.parametrize(

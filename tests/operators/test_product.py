@@ -12,7 +12,7 @@ import pytest
 import polyopt as po
 from polyopt.testing.check import Checker
 from polyopt.testing.guarded import guarded
-from tests.operators import product
+from tests.operators import children, product
 from tests.operators.catalogue import OPERATORS
 from tests.operators.operator import LAYOUTS, Case
 
@@ -36,7 +36,7 @@ def test_a_run_counts_its_cases_and_failures_and_says_where_to_go_on(
         if case in (cases[2], cases[-1]):
             os._exit(9)
 
-    monkeypatch.setattr(product, "check", check)
+    monkeypatch.setattr(children, "check", check)
     entry = product.run(7, 0.0, Checker())
     assert entry.seeds == ((7, 7),)
     assert entry.counts == {"rows": 1, "cases": len(cases)}
@@ -50,12 +50,12 @@ def test_a_run_counts_its_cases_and_failures_and_says_where_to_go_on(
 def test_a_kernel_that_leaves_its_arrays_is_a_failure_of_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """No child process of its own catches it here."""
     case = next(product.cases(product.rows()[7]))
-    monkeypatch.setattr(product, "check", lambda *_: guarded((4,), np.dtype(np.float32)).array.ctypes.data)
-    assert list(product.failed([case], Checker())) == []
+    monkeypatch.setattr(children, "check", lambda *_: guarded((4,), np.dtype(np.float32)).array.ctypes.data)
+    assert list(children.failed([case], Checker())) == []
 
     def behind(_: Checker, case: Case) -> None:
         array = guarded((4,), np.dtype(np.float32)).array
         ctypes.memset(array.ctypes.data, 0, 17)
 
-    monkeypatch.setattr(product, "check", behind)
-    assert list(product.failed([case], Checker())) == [f"{case}: the process that checks it ended with -11"]
+    monkeypatch.setattr(children, "check", behind)
+    assert list(children.failed([case], Checker())) == [f"{case}: the process that checks it ended with -11"]
