@@ -62,13 +62,14 @@ def test_one_dynamic_kernel_serves_strided_arrays_of_every_size(tmp_path: Path) 
         y[i, j] = x[i, j] * 3.25
         return y
 
-    po.op(lambda x: x + 1)(RANDOM.standard_normal((3, 4)))  # the runtime's own code is stored with the first kernel
+    kernels = []
     with po.settings.override(cache_dir=tmp_path):
         for n in range(50, 56):
             x = RANDOM.standard_normal((4, n)).T
             assert_array_equal(op(x), x * 3.25)
-        kernels = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(kernels) == 1, kernels
+            kernels.append({path.name for path in tmp_path.rglob("*") if path.is_file()})
+    assert kernels[0], "the first call stores its kernel, and what the runtime needs if it is the first of the process"
+    assert all(later == kernels[0] for later in kernels)
 
 
 def test_what_follows_a_join_stays_dynamic(caplog: pytest.LogCaptureFixture) -> None:
