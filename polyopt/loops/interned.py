@@ -1,7 +1,7 @@
 """Equal parts of an expression as one object, so that what is computed once for each object is computed once.
 
 Rewrites make trees of what the equations share: nine equations of a lattice gas that all use its density and velocity
-have 5,000 operations and loads, and 400 different ones.
+have 33,000 parts, indices among them, and 950 different ones.
 """
 
 from __future__ import annotations

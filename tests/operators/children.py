@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +28,11 @@ def check(checker: Checker, case: Case) -> None:
 
 def failed(found: Sequence[Case], checker: Checker) -> Iterator[str]:
     """What is wrong with the cases that fail. One child process checks them all: a fork for each takes longer than its
-    check. A crash is a failure of the case at hand, and another child goes on behind it."""
+    check. A crash is a failure of the case at hand, and another child goes on behind it. On systems without fork this
+    process checks them."""
+    if not hasattr(os, "fork"):
+        yield from filter(None, (_failure(case, checker) for case in found))
+        return
     _load_compiler()
     context = multiprocessing.get_context("fork")
     while found:
@@ -59,9 +64,13 @@ def _check_all(found: Sequence[Case], checker: Checker, results: Connection) -> 
     """Sends what is wrong with each case; nothing for one that is right."""
     faulthandler.disable()  # a crash is told as a failure of its case
     for case in found:
-        try:
-            check(checker, case)
-        except (pytest.fail.Exception, po.PolyoptError) as failure:
-            results.send(f"{case}: {failure}")
-        else:
-            results.send("")
+        results.send(_failure(case, checker))
+
+
+def _failure(case: Case, checker: Checker) -> str:
+    """What is wrong with a case; nothing where it is right."""
+    try:
+        check(checker, case)
+    except (pytest.fail.Exception, po.PolyoptError) as failure:
+        return f"{case}: {failure}"
+    return ""
