@@ -164,6 +164,14 @@ def extents_of(expression: Affine) -> tuple[ExtentRef, ...]:
     return tuple(dict.fromkeys(atom for atom in atoms(expression) if isinstance(atom, ExtentRef)))
 
 
+def is_axis(expression: Affine) -> bool:
+    """Whether an expression is an axis and nothing else."""
+    match expression:
+        case Affine(0, ((AxisRef(), 1),)):
+            return True
+    return False
+
+
 def is_nonnegative(expression: Affine) -> bool:
     """Whether an expression of sizes is plainly at least 0: its constant and all coefficients are."""
     if expression.constant < 0:

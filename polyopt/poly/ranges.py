@@ -8,7 +8,7 @@ Most programs are settled by arithmetic on bounds; isl is asked where guards or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import Literal
@@ -18,11 +18,12 @@ from polyopt.dsl import ir
 from polyopt.dsl.affine import (
     TRUE,
     Affine,
-    AxisRef,
     Compare,
     Condition,
     axes_of,
     condition_affines,
+    is_axis,
+    is_nonnegative,
 )
 from polyopt.errors import DefinitionError, ShapeError, Span
 from polyopt.poly import checks
@@ -37,8 +38,12 @@ from polyopt.poly.space import Point
 Key = tuple[int, str]
 """An axis of an equation: its binder (`contexts.Scope`) and its name."""
 
-Trust = Literal["final", "own", "any"]
-"""Which inferred extents count: those that cannot change, also the equation's own tensor's, or all known ones."""
+Trust = Literal["final", "settled", "own", "any"]
+"""Which inferred extents count: those that cannot change; also the own tensor's for an index of the left side, where no
+definition that is open reaches further; also the own tensor's as it is so far; or all known ones."""
+
+_Source = tuple[str, int, bool]
+"""A dimension of a tensor that a range was taken from, and whether without guards (`Extents.unguarded`)."""
 
 
 def resolve(program: ir.Program) -> ir.Program:
@@ -71,15 +76,15 @@ def infer(program: ir.Program) -> ir.Program:
 def _use_inferred_extents(states: Sequence[_State], extents: Extents) -> None:
     """Determines what is still open from the extents of defined tensors, until nothing changes.
 
-    Extents that are final come first. Where all that is open waits, an equation may take the extent that its own
-    tensor has so far (a recurrence), and only then that of another unfinished tensor.
+    Extents that are final come first. Where all that is open waits, an equation may take the extent that the other
+    definitions give its own tensor (a recurrence), and only then that of another unfinished tensor.
     """
     known = {state.equation.name: state.known for state in states}
     extents.update(known)
     while open_states := [state for state in states if state.pending]:
         progress = [state.advance(extents, "final") for state in open_states]
         if not any(progress):
-            trusts: tuple[Trust, ...] = ("own", "any")
+            trusts: tuple[Trust, ...] = ("settled", "own", "any")
             progress = [any(state.advance(extents, trust) for trust in trusts for state in open_states)]
         if not any(progress):
             raise open_states[0].undetermined()
@@ -120,7 +125,7 @@ def _uses(equation: ir.Equation) -> Iterator[_Use]:
     keys = {axis.name: (0, axis.name) for axis in scope.axes}
     text = element_text(equation.tensor, equation.subscripts)
     for dimension, subscript in enumerate(equation.subscripts):
-        if isinstance(subscript, Affine) and _is_alone(subscript):
+        if isinstance(subscript, Affine) and is_axis(subscript):
             yield _Use(equation.tensor, dimension, subscript, scope.condition, keys, True, True, text, equation.span)
     for context in read_contexts(equation):
         read = context.read
@@ -131,17 +136,9 @@ def _uses(equation: ir.Equation) -> Iterator[_Use]:
         for dimension, subscript in enumerate(read.subscripts):
             if not isinstance(subscript, Affine) or not axes_of(subscript):
                 continue
-            alone, exact = _is_alone(subscript), read.boundary is None
+            alone, exact = is_axis(subscript), read.boundary is None
             if alone or exact:
                 yield _Use(read.tensor, dimension, subscript, context.condition, keys, alone, exact, text, read.span)
-
-
-def _is_alone(subscript: Affine) -> bool:
-    return subscript.constant == 0 and len(subscript.terms) == 1 and _is_axis(*subscript.terms[0])
-
-
-def _is_axis(atom: object, coefficient: int) -> bool:
-    return coefficient == 1 and isinstance(atom, AxisRef)
 
 
 @dataclass(slots=True)
@@ -160,7 +157,7 @@ class _State:
     explicit: frozenset[Key] = frozenset()
     pending: list[Key] = field(default_factory=list)
     uses: tuple[_Use, ...] = ()
-    borrowed: dict[Key, dict[tuple[str, int], Affine]] = field(default_factory=dict)
+    borrowed: dict[Key, dict[_Source, Affine]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         axes = [(0, axis) for axis in self.equation.all_axes]
@@ -186,7 +183,7 @@ class _State:
         """Determines what parameters and tensors with `shape=` determine."""
         own = [use for use in self.uses if extents.is_fixed(use.tensor)]
         self._use_bases(bases, own, extents)
-        while self._determine_one(own, extents):
+        while self._determine_one(lambda use, _: use in own, extents):
             pass
 
     def _agree(self, uses: Sequence[_Use], keys: Sequence[Key], extents: Extents) -> dict[Key, Affine]:
@@ -215,26 +212,46 @@ class _State:
 
     def advance(self, extents: Extents, trust: Trust) -> bool:
         """Determines axes from the extents that are trusted; an axis waits for all other tensors it depends on."""
-        uses = [use for use in self.uses if self._is_trusted(use, extents, trust)]
         waiting = {
-            key for use in self.uses if use not in uses and use.tensor != self.equation.tensor for key in use.axes()
+            key
+            for use in self.uses
+            for key in use.axes()
+            if use.tensor != self.equation.tensor and not self._is_trusted(use, key, extents, trust)
         }
         progress = False
-        while self._determine_one(uses, extents, frozenset() if trust == "any" else frozenset(waiting)):
+        while self._determine_one(
+            lambda use, key: self._is_trusted(use, key, extents, trust),
+            extents,
+            frozenset() if trust == "any" else frozenset(waiting),
+        ):
             progress = True
         return progress
 
-    def _is_trusted(self, use: _Use, extents: Extents, trust: Trust) -> bool:
+    def _is_trusted(self, use: _Use, key: Key, extents: Extents, trust: Trust) -> bool:
+        if self._takes_unguarded(use, key) and trust != "final":
+            known = extents.unguarded(use.tensor, use.dimension) is not None
+            return known and (trust != "settled" or extents.is_settled(use.tensor, use.dimension))
         lenient = trust == "any" or (trust == "own" and use.tensor == self.equation.tensor)
         return extents.get(use.tensor, use.dimension, final=not lenient) is not None
 
-    def _determine_one(self, uses: Sequence[_Use], extents: Extents, waiting: frozenset[Key] = frozenset()) -> bool:
+    def _takes_unguarded(self, use: _Use, key: Key) -> bool:
+        """Whether an index ends where its own tensor does without the guards of the other definitions.
+
+        So does one of the left side, which says what elements there are. A sum over the tensor, and what is read with a
+        boundary, end where the elements do.
+        """
+        is_left = key in {(0, axis.name) for axis in self.equation.axes}
+        return is_left and use.is_exact and use.tensor == self.equation.tensor
+
+    def _determine_one(
+        self, is_usable: Callable[[_Use, Key], bool], extents: Extents, waiting: frozenset[Key] = frozenset()
+    ) -> bool:
         """Determines one pending axis; first choice is one whose reads involve nothing else that is open."""
         candidates: list[tuple[int, Key, list[_Use]]] = []
         for key in self.pending:
             if key in waiting:
                 continue
-            mentions = [use for use in uses if key in use.axes()]
+            mentions = [use for use in self.uses if key in use.axes() and is_usable(use, key)]
             others = set(self.pending) - {key}
             usable = [use for use in mentions if not use.axes() & others]
             if usable:
@@ -245,22 +262,26 @@ class _State:
                 self._agree([use for use in usable if use.tensor != self.equation.tensor], [key], extents)
             found = self._interval(key, None, usable, extents)
             if found is not None:
+                self._borrow(key, usable, extents)
                 self.known[key] = self._from_zero(key, found)
                 self.pending.remove(key)
-                self._borrow(key, usable, extents)
                 return True
         return False
 
     def _borrow(self, key: Key, uses: Sequence[_Use], extents: Extents) -> None:
         """Notes the inferred extents that an axis was determined from; those that may still grow, or that guards may
         leave without an element, must be reached."""
-        sources = {(use.tensor, use.dimension) for use in uses if not extents.is_fixed(use.tensor)}
-        self.borrowed[key] = {source: self._extent(*source, extents) for source in sources}
-        for source, extent in self.borrowed[key].items():
-            is_own = source[0] == self.equation.tensor
-            if extents.get(*source, final=True) is None or (extents.is_guarded(*source) and not is_own):
-                error = partial(self._unreached, key, source, extent)
-                extents.demand_reached(*source, error, is_own=is_own)
+        inferred = [use for use in uses if not extents.is_fixed(use.tensor)]
+        self.borrowed[key] = {
+            (use.tensor, use.dimension, self._takes_unguarded(use, key)): self._extent(use, key, extents)
+            for use in inferred
+        }
+        for (tensor, dimension, is_unguarded), extent in self.borrowed[key].items():
+            error = partial(self._unreached, key, (tensor, dimension), extent)
+            if is_unguarded:
+                extents.take_unguarded(self.equation, key[1], dimension, error)
+            elif extents.get(tensor, dimension, final=True) is None or extents.is_guarded(tensor, dimension):
+                extents.demand_reached(tensor, dimension, error)
 
     def _from_zero(self, key: Key, axis: ir.Axis) -> ir.Axis:
         """The range without negative values if the index is a subscript by itself: no element has one there."""
@@ -273,7 +294,7 @@ class _State:
         lower, upper = (list(base.lower), list(base.upper)) if base is not None else ([], [])
         hard: list[_Use] = []
         for use in uses:
-            extent = self._extent(use.tensor, use.dimension, extents)
+            extent = self._extent(use, key, extents)
             if use.is_alone:
                 bounds: tuple[Affine, Affine] | None = (Affine(0), extent)
             else:
@@ -285,13 +306,10 @@ class _State:
                 upper.append(bounds[1])
         easy = as_range(key[1], lower, upper)
         if easy.is_resolved:  # else even reads that are plainly in bounds say where some read happens
-            hard = [use for use in hard if not self._holds_within(use, easy, extents)]
+            hard = [use for use in hard if not self._holds_within(use, key, easy, extents)]
         if not hard:
             return easy if easy.is_resolved else None
-        reads = [
-            (use.subscript, self._extent(use.tensor, use.dimension, extents), use.condition, self._ranges(use))
-            for use in hard
-        ]
+        reads = [(use.subscript, self._extent(use, key, extents), use.condition, self._ranges(use)) for use in hard]
         found = largest_interval(easy, reads, self.sizes, self.equation)
         if found is not None and self.sizes:
             with decided(f"when '{key[1]}' has the range of a read"):
@@ -299,28 +317,30 @@ class _State:
                 extents.refute(others, partial(self._moves, key))
         return found
 
-    def _extent(self, tensor: str, dimension: int, extents: Extents) -> Affine:
-        """Where a dimension ends for this equation: of its own tensor without the guards of other definitions."""
-        return (extents.unguarded if tensor == self.equation.tensor else extents.value)(tensor, dimension)
+    def _extent(self, use: _Use, key: Key, extents: Extents) -> Affine:
+        """Where the dimension ends for an axis."""
+        end = extents.unguarded(use.tensor, use.dimension) if self._takes_unguarded(use, key) else None
+        return extents.value(use.tensor, use.dimension) if end is None else end
 
     def _ranges(self, use: _Use) -> dict[str, ir.Axis]:
         return {name: self.known[key] for name, key in use.keys.items() if key in self.known}
 
-    def _holds_within(self, use: _Use, axis: ir.Axis, extents: Extents) -> bool:
+    def _holds_within(self, use: _Use, key: Key, axis: ir.Axis, extents: Extents) -> bool:
         """Whether the read is plainly in bounds all over `axis`, where its guard holds."""
         ranges = narrowed({**self._ranges(use), axis.name: axis}, use.condition)
-        return is_within(use.subscript, self._extent(use.tensor, use.dimension, extents), ranges)
+        return is_within(use.subscript, self._extent(use, key, extents), ranges)
 
     def confirm(self, extents: Extents) -> None:
         """Raises `DefinitionError` if an axis was taken from an extent that this very axis made grow."""
         for key, sources in self.borrowed.items():
-            for (tensor, dimension), used in sources.items():
-                before, after = extents.same(used), self._extent(tensor, dimension, extents)
-                if before != after:
+            for source, used in sources.items():
+                before = extents.same(used)
+                after = _moved(source, before, extents)
+                if after is not None:
                     raise _no_range(
                         self.equation,
                         key[1],
-                        f"its range would follow from dimension {dimension} of '{tensor}', whose extent "
+                        f"its range would follow from dimension {source[1]} of '{source[0]}', whose extent "
                         f"({before}, then {after}) depends on that range",
                     )
 
@@ -349,6 +369,18 @@ class _State:
 
     def resolved(self, extents: Extents) -> ir.Equation:
         return replace_axes(self.equation, {key: extents.axis(axis) for key, axis in self.known.items()})
+
+
+def _moved(source: _Source, used: Affine, extents: Extents) -> Affine | None:
+    """What an extent that was used has become, if that is another: without guards, if elements lie beyond it too."""
+    tensor, dimension, is_unguarded = source
+    extent = extents.value(tensor, dimension)
+    if not is_unguarded:
+        return extent if extent != used else None
+    unguarded = extents.unguarded(tensor, dimension)
+    if unguarded != used:
+        return unguarded
+    return None if is_nonnegative(used - extent) else extent
 
 
 def _agreed(equation: ir.Equation, name: str, uses: Sequence[_Use], extents: Extents) -> Affine:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import islpy as isl
 
+from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import (
     FALSE,
@@ -23,6 +24,7 @@ from polyopt.dsl.affine import (
     condition_affines,
     conjunction,
     evaluate,
+    is_axis,
     is_nonnegative,
     sizes_of,
     substitute,
@@ -44,6 +46,15 @@ _LARGE = 1 << 20
 """Symbolic extents are compared at this size: which of two bounds is meant shows when no size is small."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Unguarded:
+    """An extent without guards, what it asks of the sizes, and the definitions that it is the extent of."""
+
+    extent: Affine
+    needs: tuple[Compare, ...]
+    definitions: tuple[tuple[ir.Equation, Ranges], ...]
+
+
 class Extents:
     """Extents of all tensors: given ones, and inferred ones that grow as ranges of definitions become known."""
 
@@ -52,7 +63,9 @@ class Extents:
         self._fixed = {t.name: t.shape for t in program.tensors if t.shape is not None}
         self._definitions = {t.name: program.definitions(t.name) for t in program.tensors if t.shape is None}
         self._inferred: dict[tuple[str, int], Affine] = {}
-        self._unguarded: dict[tuple[str, int], tuple[Affine, tuple[Compare, ...]]] = {}
+        self._known: Mapping[str, Ranges] = {}
+        self._unguarded: dict[tuple[str, int, tuple[str, ...]], _Unguarded] = {}
+        self._takers: set[tuple[str, str, int]] = set()
         self._reached_by: dict[tuple[str, int], list[tuple[ir.Equation, Ranges]]] = {}
         self._final: set[tuple[str, int]] = set()
         self._same = Equalities(program.conditions)
@@ -77,22 +90,52 @@ class Extents:
         assert extent is not None, f"the extent of dimension {dimension} of {tensor} is not known yet"
         return extent
 
-    def unguarded(self, tensor: str, dimension: int) -> Affine:
-        """The extent if the guards of definitions always held: where the range of another definition's index ends."""
-        return self._same.apply(self._without_guards(tensor, dimension)[0])
+    def unguarded(self, tensor: str, dimension: int) -> Affine | None:
+        """Where indices of a tensor's own equations end that follow from it: its extent if guards always held.
 
-    def _without_guards(self, tensor: str, dimension: int) -> tuple[Affine, tuple[Compare, ...]]:
-        """That extent, and what it asks of the sizes."""
-        reached = self._reached_by.get((tensor, dimension), [])
-        if all(_reach_guard(definition) == TRUE for definition, _ in reached):
-            return self.value(tensor, dimension), ()
-        if (tensor, dimension) not in self._unguarded:
+        So it is of the definitions that do not take theirs from it, as far as they are known.
+        """
+        if tensor in self._fixed:
+            return self.value(tensor, dimension)
+        found = self._found_unguarded(tensor, dimension)
+        return None if found is None else self._same.apply(found.extent)
+
+    def is_settled(self, tensor: str, dimension: int) -> bool:
+        """Whether the definitions that are still open can only take what the others reach: none reaches further."""
+        return all(
+            _is_ready(replace(d, guard=TRUE), dimension, self._known[d.name]) or _is_axis(d.subscripts[dimension])
+            for d in self._definitions.get(tensor, ())
+        )
+
+    def _found_unguarded(self, tensor: str, dimension: int) -> _Unguarded | None:
+        plain = [replace(d, guard=TRUE) for d in self._definitions[tensor]]
+        known = {d.name: self._known[d.name] for d in plain}
+        ready = [d for d in plain if _is_ready(d, dimension, known[d.name]) and not self._takes(d, dimension)]
+        key = tensor, dimension, tuple(d.name for d in ready)
+        if ready and key not in self._unguarded:
             needs: list[Compare] = []
-            plain = [replace(definition, guard=TRUE) for definition, _ in reached]
-            extent = self._extent_of(plain, dimension, {d.name: ranges for d, ranges in reached}, needs)
-            assert extent is not None, "guards leave elements out"
-            self._unguarded[tensor, dimension] = extent, tuple(needs)
-        return self._unguarded[tensor, dimension]
+            extent = self._extent_of(ready, dimension, known, needs)
+            assert extent is not None, "what is known reaches something"
+            self._unguarded[key] = _Unguarded(extent, tuple(needs), tuple((d, known[d.name]) for d in ready))
+        return self._unguarded.get(key)
+
+    def _takes(self, definition: ir.Equation, dimension: int) -> bool:
+        names = {name for equation, name, taken in self._takers if (equation, taken) == (definition.name, dimension)}
+        subscript = definition.subscripts[dimension]
+        return isinstance(subscript, Affine) and not names.isdisjoint(axes_of(subscript))
+
+    def take_unguarded(self, definition: ir.Equation, axis: str, dimension: int, error: Refutation) -> None:
+        """Notes that an axis of a definition takes the extent of its own tensor without guards.
+
+        Asks the sizes that it is reached; `error` is for sizes for which it is not.
+        """
+        tensor = definition.tensor
+        if (found := self._found_unguarded(tensor, dimension)) is not None:
+            for need in found.needs:
+                self.demand(need)
+            if self.get(tensor, dimension, final=True) is None:
+                self._demand_last(dimension, found.extent, found.definitions, error)
+        self._takers.add((definition.name, axis, dimension))
 
     def same(self, extent: Affine) -> Affine:
         """The expression in the sizes that stand for all that are equal."""
@@ -124,6 +167,7 @@ class Extents:
 
     def update(self, known: Mapping[str, Ranges]) -> None:
         """Takes in the ranges found so far, by equation."""
+        self._known = known
         for name, definitions in self._definitions.items():
             for dimension in range(self._program.tensor(name).rank):
                 if (name, dimension) not in self._final:
@@ -138,7 +182,6 @@ class Extents:
         if extent is not None:
             self._inferred[name, dimension] = extent
             self._reached_by[name, dimension] = [(d, known[d.name]) for d in ready]
-            self._unguarded.pop((name, dimension), None)
         if len(ready) == len(definitions):
             self._final.add((name, dimension))
             for need in (*needs, *self._needs_of_ranges(name, dimension)):
@@ -201,26 +244,25 @@ class Extents:
         """Whether all definitions that an extent comes from have guards, which for some sizes may never hold."""
         return all(_reach_guard(definition) != TRUE for definition, _ in self._reached_by.get((tensor, dimension), ()))
 
-    def demand_reached(self, tensor: str, dimension: int, error: Refutation, *, is_own: bool) -> None:
+    def demand_reached(self, tensor: str, dimension: int, error: Refutation) -> None:
         """Asks the sizes that the extent known so far is reached; `error` is for sizes for which it is not.
 
         So it must be where an index takes its range from it: a guard may keep the definitions from the last elements
-        for some sizes. is_own: of the tensor that the index's own equation defines, where guards do not count
+        for some sizes.
         """
-        program, definitions = self._program, self._reached_by[tensor, dimension]
-        extent = self.value(tensor, dimension)
-        if is_own:
-            extent = self.unguarded(tensor, dimension)
-            definitions = [(replace(d, guard=TRUE), ranges) for d, ranges in definitions]
-            for need in self._without_guards(tensor, dimension)[1]:
-                self.demand(need)
+        self._demand_last(dimension, self.value(tensor, dimension), self._reached_by[tensor, dimension], error)
+
+    def _demand_last(
+        self, dimension: int, extent: Affine, definitions: Sequence[tuple[ir.Equation, Ranges]], error: Refutation
+    ) -> None:
+        program, extent = self._program, self._same.apply(extent)
         everywhere = [(d, r) for d, r in definitions if _reach_guard(d) == TRUE and _has_end_if_empty(d, dimension)]
         ends = (self._same.apply(_reach(d, dimension, ranges, program.sizes, [])) for d, ranges in everywhere)
         if not program.sizes or extent in ends:
             return
         space = Space("", (_ELEMENT,), program.sizes)
         last = conjunction(Compare(axis(_ELEMENT) - extent + 1, "=="), Compare(extent - 1, ">="))
-        with decided(f"whether dimension {dimension} of '{tensor}' has extent {extent}"):
+        with decided(f"whether dimension {dimension} of '{definitions[0][0].tensor}' has extent {extent}"):
             unreached = space.condition(last) - named(_values(definitions, dimension, program.sizes), (_ELEMENT,))
             for definition, ranges in definitions:
                 if not _has_end_if_empty(definition, dimension):
@@ -248,6 +290,10 @@ class Extents:
     def conditions(self) -> tuple[Condition, ...]:
         """What the sizes must fulfil for the extents to hold."""
         return tuple(dict.fromkeys(self._conditions))
+
+
+def _is_axis(subscript: ir.Subscript) -> bool:
+    return isinstance(subscript, Affine) and is_axis(subscript)
 
 
 def _is_ready(equation: ir.Equation, dimension: int, ranges: Ranges) -> bool:

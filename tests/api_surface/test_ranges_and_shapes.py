@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -657,3 +660,87 @@ def test_an_update_of_all_elements_is_of_those_that_guards_leave_out_too() -> No
 
     assert_array_equal(op(np.arange(4, dtype=np.int32)), [7, 7, 9, 7])
     assert_array_equal(op(np.arange(5, dtype=np.int32)), [7, 7, 9, 7, 11])
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["numbers", "open"])
+@pytest.mark.parametrize("size", [2, 5, 6])
+def test_a_sum_over_its_own_tensor_ends_where_the_elements_do(size: int, dynamic: bool) -> None:
+    """It ended where they would without guards, and added what pad, clamp and wrap give outside."""
+
+    def op(define: Callable[[po.Tensor], Any]) -> Any:
+        @po.op(dynamic=dynamic)
+        def rows(x: f64[N]):
+            y = po.tensor("y")
+            y[0, j] = po.when(j < N - 1, x[j])
+            y[1, 0] = define(y)
+            return y[1, 0]
+
+        return rows(x)
+
+    x = np.arange(1.0, size + 1)
+    inside = x[:-1]
+    assert op(lambda y: po.sum(y.clamp()[0, k], k)) == inside.sum()
+    assert op(lambda y: po.sum(y.wrap()[0, k], k)) == inside.sum()
+    assert op(lambda y: po.mean(y.pad(0)[0, k], k)) == inside.mean()
+    assert op(lambda y: po.max(y.pad(99)[0, k], k)) == inside.max()
+    assert op(lambda y: po.cast(po.argmin(y.pad(-5)[0, k], k), f64)) == 0
+    assert op(lambda y: po.sum(y[0, k], k)) == inside.sum()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["numbers", "open"])
+def test_a_sum_over_rows_of_two_guards_has_one_column(dynamic: bool) -> None:
+    @po.op(dynamic=dynamic)
+    def op(a: f64[M], b: f64[N]):
+        y = po.tensor("y")
+        y[0, j] = po.when(j == 0, a[j])
+        y[1, j] = po.when(j == 0, b[j])
+        y[2, 0] = po.sum(y.pad(1)[0, k], k)
+        return y[2, 0]
+
+    assert op(np.ones(2), np.ones(5)) == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["numbers", "open"])
+@pytest.mark.parametrize("size", [1, 2, 7, 8])
+def test_what_a_definition_takes_from_its_tensor_is_no_reason_to_take_more(size: int, dynamic: bool) -> None:
+    """Its own reach without its guard counted as another definition's."""
+
+    @po.op(dynamic=dynamic)
+    def doubled(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = po.when((i % 2 == 1) | (i == 0), x[i])
+        y[2 * i] = po.when((i > 0) & (2 * i < N), y[i] * 2)
+        return y
+
+    x = np.arange(1.0, size + 1)
+    expected = x.copy()
+    for place in range(2, size, 2):
+        expected[place] = 2 * expected[place // 2]
+    assert_array_equal(doubled(x), expected)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["numbers", "open"])
+def test_an_extent_that_two_definitions_know_one_half_of(dynamic: bool) -> None:
+    @po.op(dynamic=dynamic)
+    def halves(b: f64[M], c: f64[N]):
+        y = po.tensor("y")
+        y[i, j] = po.when(i < j, b[i])
+        y[i, j] = po.when(i >= j, c[j])
+        return y
+
+    for m, n in ((3, 5), (5, 3), (4, 4), (1, 1)):
+        b, c = np.arange(1.0, m + 1), -np.arange(1.0, n + 1)
+        below = np.arange(m)[:, None] >= np.arange(n)
+        assert_array_equal(halves(b, c), np.where(below, c, b[:, None]))
+
+
+def test_a_tensor_does_not_grow_by_what_it_takes_from_itself() -> None:
+    @po.op
+    def grows(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = po.when(i < 3, x[i])
+        y[i + 3] = po.when(i < 3, y[i])
+        return y
+
+    with pytest.raises(po.DefinitionError, match="depends on that range"):
+        grows(np.ones(5))
