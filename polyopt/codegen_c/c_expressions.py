@@ -160,10 +160,15 @@ class CExpressions:
     # --- reductions ----------------------------------------------------------------------------------------
 
     def combined(self, reducer: Reducer, old: Text, value: Text, call: Callable[[Reducer], str]) -> Text:
-        """`old` combined with `value`; `call` gives the function of a custom reducer."""
+        """`old` combined with `value`; `call` gives the function of a custom reducer.
+
+        The value comes first where C may leave out what follows: its subscripts are to be checked.
+        """
         if reducer.name == "custom":
             return Text(f"{call(reducer)}({old.text}, {value.text})")
-        return operation(_COMBINE[reducer.name], reducer.dtype, [old, value])
+        return operation(
+            _COMBINE[reducer.name], reducer.dtype, [value, old] if reducer.dtype == bool_ else [old, value]
+        )
 
 
 def is_typed(buffer: Buffer) -> bool:

@@ -261,7 +261,8 @@ def test_a_negation_of_a_negation_is_no_decrement(tmp_path: Path) -> None:
     np.testing.assert_array_equal(y, x)
 
 
-M, n, at = po.size("M"), po.size("N"), po.index("at")
+M, n, K = po.sizes("M N K")
+at, of = po.indices("at of")
 LEFT_OUT = {
     "and": lambda x, t, ids: po.where((x[at] > 0) & (t[ids[at]] > 0), x[at], 2.0),
     "or": lambda x, t, ids: po.where((x[at] < 0) | (t[ids[at]] > 0), x[at], 2.0),
@@ -297,3 +298,35 @@ def test_a_subscript_is_checked_where_its_element_does_not_matter(name: str, tmp
     args[2][0] = 1
     assert kernel(*args, y) == 0
     np.testing.assert_allclose(y, op(*args), rtol=1e-6)
+
+
+FOUND = {
+    "any": lambda t, ids: po.any(t[ids[at, of]] > 0, (at, of)),
+    "all": lambda t, ids: po.all(t[ids[at, of]] < 0, (at, of)),
+    "max": lambda t, ids: po.max(t[ids[at, of]] > 0, (at, of)),
+    "min": lambda t, ids: po.min(t[ids[at, of]] < 0, (at, of)),
+}
+"""Reductions that are decided by their first term, where all elements of t are 1."""
+
+
+def found(name: str) -> tuple[po.Op, tuple[np.ndarray[Any, Any], ...]]:
+    """An operator, and arguments of which a later subscript is out of range."""
+
+    @po.op
+    def reduced(t: f32[M], ids: i32[n, K]):
+        y = po.tensor("y")
+        y[()] = FOUND[name](t, ids)
+        return y
+
+    return reduced, (np.ones(4, "f4"), np.array([[0, 1, 99, 2, 1]] * 64, "i4"))
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_subscript_is_checked_where_the_terms_before_decide(name: str, tmp_path: Path) -> None:
+    """`||` and `&&` left out the terms after the first that decided, and their checks."""
+    op, args = found(name)
+    kernel, y = compiled(op, tmp_path, *args), np.empty((), np.bool_)
+    assert kernel(*args, y) != 0
+    args[1][:, 2] = 0
+    assert kernel(*args, y) == 0
+    np.testing.assert_array_equal(y, op(*args))

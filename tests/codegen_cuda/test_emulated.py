@@ -13,7 +13,7 @@ import polyopt as po
 from polyopt import Op
 from polyopt.dtypes import from_name
 from polyopt.runtime import arguments
-from tests.codegen_c.test_c_source import LEFT_OUT, left_out
+from tests.codegen_c.test_c_source import FOUND, LEFT_OUT, found, left_out
 from tests.codegen_cuda.running import Array, emulate, interpreted, lowered
 from tests.operators.catalogue import OPERATORS
 from tests.operators.operator import Case, Operator
@@ -125,6 +125,16 @@ def test_a_subscript_is_checked_where_its_element_does_not_matter(name: str) -> 
     arguments = inputs(op, args)
     assert emulate(lowered(op, *args), arguments, {}).failed is not None
     arguments["ids"][0] = 1
+    assert emulate(lowered(op, *args), arguments, {}).failed is None
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", FOUND)
+def test_a_subscript_is_checked_where_the_terms_before_decide(name: str) -> None:
+    op, args = found(name)
+    arguments = inputs(op, args)
+    assert emulate(lowered(op, *args), arguments, {}).failed is not None
+    arguments["ids"][:, 2] = 0
     assert emulate(lowered(op, *args), arguments, {}).failed is None
 
 
