@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from polyopt.classes import dataclass
-from polyopt.dsl import ir
+from polyopt.dsl import affine, ir
 from polyopt.dsl.affine import (
     FALSE,
     TRUE,
@@ -225,7 +225,7 @@ def _pays(program: ir.Program, producer: ir.Equation, ops_per_byte: int) -> bool
         return False
     if any(e.tensor == producer.tensor for e in program.equations if e is not producer):
         return False
-    if _is_checked(producer.value) and any(_reads_in_part(e, producer.tensor) for e in program.equations):
+    if _is_checked(producer.value) and not any(_reads_all(e, producer) for e in program.equations):
         return False
     own = cost(producer.value)
     if own == 0:
@@ -242,15 +242,31 @@ def _is_checked(expr: ir.Expr) -> bool:
     return any(isinstance(subscript, ir.DataIndex) for read in reads for subscript in read.subscripts)
 
 
-def _reads_in_part(equation: ir.Equation, tensor: str) -> bool:
-    """Whether a tensor is read at those points alone where a condition on indices holds."""
-    guarded = [equation.value] if equation.guard != TRUE else []
-    for node in ir.walk(equation.value):
-        if isinstance(node, ir.Where):
-            guarded += [node.then, node.otherwise]
-        elif isinstance(node, ir.Reduce) and node.guard != TRUE:
-            guarded.append(node.body)
-    return any(read.tensor == tensor for value in guarded for read in ir.reads(value))
+def _reads_all(equation: ir.Equation, producer: ir.Equation) -> bool:
+    """Whether an equation plainly reads every element of a producer: at axes that have the ranges of the producer's."""
+    wanted = [(axis.lower, axis.upper) for axis in producer.axes]
+    unguarded = _unguarded_reads(equation.value, equation.all_axes) if equation.guard == TRUE else ()
+    for read, axes in unguarded:
+        ranges = {affine.axis(axis.name): (axis.lower, axis.upper) for axis in axes}
+        found = [ranges.get(s) if isinstance(s, Affine) else None for s in read.subscripts]
+        if read.tensor == producer.tensor and found == wanted and len(set(read.subscripts)) == len(wanted):
+            return True
+    return False
+
+
+def _unguarded_reads(value: ir.Expr, axes: tuple[ir.Axis, ...]) -> Iterator[tuple[ir.Read, tuple[ir.Axis, ...]]]:
+    """The reads that happen at all points, whatever conditions on indices hold, and the axes around each."""
+    match value:
+        case ir.Where():
+            return
+        case ir.Reduce():
+            if value.guard == TRUE:
+                yield from _unguarded_reads(value.body, (*axes, *value.axes))
+            return
+        case ir.Read():
+            yield value, axes
+    for child in ir.children(value):
+        yield from _unguarded_reads(child, axes)
 
 
 def _repays_again(program: ir.Program, producer: ir.Equation, uses: Sequence[_Use], ops_per_byte: int) -> bool:

@@ -370,20 +370,27 @@ def test_a_subscript_may_be_computed_from_indices_by_a_cast() -> None:
 
 
 @pytest.mark.parametrize("numerics", ["default", "strict"])
-@pytest.mark.parametrize("form", ["where", "when", "reduction"])
+@pytest.mark.parametrize("form", ["where", "when", "reduction", "even", "slice", "diagonal"])
 def test_a_subscript_out_of_range_is_an_error_wherever_its_tensor_is_read(form: str, numerics: Any) -> None:
-    """It was looked at where the reader's condition holds alone, if the tensor was written into its reader."""
+    """It was looked at where the reader reads alone, if the tensor was written into its reader."""
 
     @po.op(numerics=numerics)
     def op(x: i32[M], ids: i64[N]):
-        t, y = po.tensors("t y")
+        t, y, pairs = po.tensors("t y pairs")
         t[i] = x[ids[i]]
+        pairs[i, j] = x[po.where(i == j, 0, ids[j])] * po.cast(ids[i] < 9, i32)
         if form == "where":
             y[i] = po.where(i < 5, t[i], 0)
         elif form == "when":
             y[i] = po.when(i < 5, t[i])
-        else:
+        elif form == "reduction":
             y[()] = po.sum(t[i], i, where=i < 5)
+        elif form == "even":
+            y[i] = t[2 * i] + t[2 * i]
+        elif form == "diagonal":
+            y[i] = pairs[i, i]
+        else:
+            return t[0:5]
         return y
 
     ids = np.zeros(20, np.int64)
