@@ -243,7 +243,7 @@ _MOST_OPERATIONS = 50_000
 """Of one definition."""
 
 _MOST_REPEATED = 25_000
-"""Operations of all definitions that are written out again: some seven seconds of a compile."""
+"""Operations of all definitions that are written out again: up to some twenty seconds of a compile."""
 
 
 def _operations(value: ir.Expr) -> tuple[int, int]:
@@ -265,8 +265,9 @@ def _check_counts(equations: Sequence[ir.Equation]) -> None:
     """Raises `DefinitionError` for definitions that repeat their parts until they are too large to compile."""
     repeated = 0
     for equation in equations:
-        operations, different = _operations(equation.value)
-        repeated += operations - different
+        counts = [_operations(expr) for expr in equation.exprs]
+        operations = sum(written for written, _ in counts)
+        repeated += operations - sum(different for _, different in counts)
         what = f"the definition of '{equation.tensor}' has more than {_MOST_OPERATIONS} operations"
         if operations <= _MOST_OPERATIONS:
             if repeated <= _MOST_REPEATED:

@@ -229,6 +229,11 @@ class Equation:
         return self.reducer is not None
 
     @property
+    def is_reduction(self) -> bool:
+        """Whether something is reduced: by the definition itself, or in its value."""
+        return self.is_accumulation or any(isinstance(node, Reduce) for node in walk(self.value))
+
+    @property
     def all_axes(self) -> tuple[Axis, ...]:
         return self.axes + self.reduce_axes
 

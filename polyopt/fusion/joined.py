@@ -70,17 +70,14 @@ def _first(
     refused: pairs that cannot; gains more
     """
     for equation in program.equations:
-        for reference in _references(equation):
-            for outer, inner in reversed([*zip(reference.subscripts, reference.subscripts[1:])]):
-                pair = _pair(outer, inner)
-                if pair is None or (equation.name, *pair) in refused:
-                    continue
-                if not _sums(equation) and not _is_short(equation, pair):
-                    continue
-                found = _closure(program, equation, pair, strided, reorder=reorder)
-                if found is not None:
-                    return found
-                refused.add((equation.name, *pair))
+        sums = equation.is_reduction
+        for pair in _pairs(equation):
+            if (equation.name, *pair) in refused or not (sums or _is_short(equation, pair)):
+                continue
+            found = _closure(program, equation, pair, strided, reorder=reorder)
+            if found is not None:
+                return found
+            refused.add((equation.name, *pair))
     return None
 
 
@@ -93,8 +90,15 @@ def _is_short(equation: ir.Equation, pair: tuple[str, str]) -> bool:
     return count is None or count * width >= WORTH
 
 
-def _sums(equation: ir.Equation) -> bool:
-    return equation.is_accumulation or any(isinstance(node, ir.Reduce) for node in ir.walk(equation.value))
+def _pairs(equation: ir.Equation) -> tuple[tuple[str, str], ...]:
+    """The pairs of axes that are two subscripts side by side, of each reference the last one first."""
+    found: dict[tuple[str, str], None] = {}
+    for reference in _references(equation):
+        for outer, inner in reversed([*zip(reference.subscripts, reference.subscripts[1:])]):
+            pair = _pair(outer, inner)
+            if pair is not None:
+                found.setdefault(pair)
+    return tuple(found)
 
 
 def _pair(outer: ir.Subscript, inner: ir.Subscript) -> tuple[str, str] | None:
@@ -167,7 +171,9 @@ def _spreads(equation: ir.Equation, pair: tuple[str, str] | None) -> bool:
     subscripts = [s for reference in _references(equation) for s in reference.subscripts]
     windows = any(isinstance(s, Affine) and len(s.terms) > 1 for s in subscripts[len(equation.subscripts) :])
     return (
-        not _sums(equation) and all(isinstance(s, Affine) for s in subscripts) and (windows or _parts(equation, pair))
+        not equation.is_reduction
+        and all(isinstance(s, Affine) for s in subscripts)
+        and (windows or _parts(equation, pair))
     )
 
 

@@ -57,6 +57,8 @@ def decide(program: ir.Program, *, cache_bytes: int) -> SharedValue | None:
 
     cache_bytes: room for the part of the tensor between one reduction and its consumer
     """
+    if not any(equation.is_reduction for equation in program.equations):
+        return None
     places = [place for equation in program.equations for place in _places(equation)]
     consumers = sorted((p for p in places if not p.summed), key=lambda p: cost(p.value), reverse=True)
     names = {tensor.name for tensor in program.tensors} | {equation.name for equation in program.equations}

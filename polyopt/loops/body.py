@@ -86,6 +86,7 @@ class _Body:
     instance: dict[str, Affine]
     loops: Callable[[str], Affine]
     floors: Mapping[FloorDiv, Affine]
+    loads: dict[tuple[object, ...], tuple[Expr | None, Load]] = field(default_factory=dict)
 
     def at(self, expression: Affine) -> Affine:
         """An expression of axes as one of loop variables."""
@@ -171,8 +172,12 @@ class _Body:
         return _bounded(ir.Cast(most, i64), extent, boundary, low=False)
 
     def load(self, read: ir.Read, subscripts: tuple[ir.Subscript, ...], mask: Expr | None) -> Load:
-        indices, checks = self.element(read.tensor, subscripts, read.boundary, read.span, mask)
-        return Load(read.tensor, indices, read.dtype, mask, checks)
+        """The load of an element: of a read that is repeated under the same condition, the same object."""
+        key = read, read.span, subscripts, id(mask)
+        if key not in self.loads:
+            indices, checks = self.element(read.tensor, subscripts, read.boundary, read.span, mask)
+            self.loads[key] = mask, Load(read.tensor, indices, read.dtype, mask, checks)
+        return self.loads[key][1]
 
     def element(
         self,

@@ -328,22 +328,28 @@ def compares_numbers(statement: Stmt) -> bool:
 
 
 def substitute(expr: Expr, values: dict[str, Expr]) -> Expr:
-    """The expression with variables replaced."""
+    """The expression with variables replaced; a load that it repeats as one object stays one."""
+    return _substitute(expr, values, {})
+
+
+def _substitute(expr: Expr, values: dict[str, Expr], loads: dict[int, Load]) -> Expr:
     match expr:
         case Var(name):
             return values.get(name, expr)
         case Const():
             return expr
         case Op(args=args):
-            return replace(expr, args=tuple(substitute(a, values) for a in args))
+            return replace(expr, args=tuple(_substitute(a, values, loads) for a in args))
         case Cast(arg=arg):
-            return replace(expr, arg=substitute(arg, values))
+            return replace(expr, arg=_substitute(arg, values, loads))
         case Load(indices=indices, mask=mask):
-            return replace(
-                expr,
-                indices=tuple(substitute(i, values) for i in indices),
-                mask=None if mask is None else substitute(mask, values),
-            )
+            if id(expr) not in loads:
+                loads[id(expr)] = replace(
+                    expr,
+                    indices=tuple(_substitute(i, values, loads) for i in indices),
+                    mask=None if mask is None else _substitute(mask, values, loads),
+                )
+            return loads[id(expr)]
         case _:
             assert_never(expr)
 

@@ -8,7 +8,7 @@ decisions written in, and short loops before and after keep the tests. Source: i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef, axis, constant
@@ -362,60 +362,75 @@ def _combined(name: str, left: Affine, right: Affine) -> Affine | None:
 
 def decide(statement: Store, values: Mapping[Expr, bool]) -> Store:
     """The store with comparisons replaced by their values, and what then is decided left out."""
-    indices = tuple(_tidy(_decide(index, values)) for index in statement.indices)
-    return replace(statement, indices=indices, value=_decide(statement.value, values))
+    written = _Written(values)
+    indices = tuple(_tidy(written.expr(index)) for index in statement.indices)
+    return replace(statement, indices=indices, value=written.expr(statement.value))
 
 
-def _decide(expr: Expr, values: Mapping[Expr, bool]) -> Expr:
-    """The expression with comparisons replaced by their values, and what then is decided left out."""
-    if expr in values:
-        return Const(values[expr], bool_)
-    match expr:
-        case Op("minimum" | "maximum", (left, right)) if at_least(left, right) in values:
-            takes_left = values[at_least(left, right)] == (expr.name == "maximum")
-            return _decide(left if takes_left else right, values)
-        case Op("floordiv", (left, Const(divisor))) if expr.dtype == i64 and divisor > 0:
-            return _decided_quotient(expr, left, int(divisor), values)
-        case Op("mod", (left, Var() as size)) if expr.dtype == i64:
-            return _decided_remainder(expr, left, size, values)
-        case Op(name, args, dtype):
-            return _simplified(name, tuple(_decide(arg, values) for arg in args), expr)
-        case Cast(arg, dtype):
-            return Cast(_decide(arg, values), dtype)
-        case Load(indices=indices, mask=mask):
-            decided = None if mask is None else _decide(mask, values)
-            moved = tuple(_tidy(_decide(index, values)) for index in indices)
-            return replace(expr, indices=moved, mask=None if decided == Const(True, bool_) else decided)
-        case _:
-            return expr
+@dataclass(slots=True)
+class _Written:
+    """Expressions with comparisons replaced by their values, and what then is decided left out.
+
+    loads: what became of loads, by the object: what an expression repeats is one object
+    """
+
+    values: Mapping[Expr, bool]
+    loads: dict[int, Load] = field(default_factory=dict)
+
+    def expr(self, expr: Expr) -> Expr:
+        match expr:
+            case Op(dtype=dtype) if dtype == bool_ and expr in self.values:
+                return Const(self.values[expr], bool_)
+            case Op("minimum" | "maximum", (left, right), dtype) if (
+                dtype == i64 and at_least(left, right) in self.values
+            ):
+                takes_left = self.values[at_least(left, right)] == (expr.name == "maximum")
+                return self.expr(left if takes_left else right)
+            case Op("floordiv", (left, Const(divisor))) if expr.dtype == i64 and divisor > 0:
+                return self.quotient(expr, left, int(divisor))
+            case Op("mod", (left, Var() as size)) if expr.dtype == i64:
+                return self.remainder(expr, left, size)
+            case Op(name, args):
+                return _simplified(name, tuple(self.expr(arg) for arg in args), expr)
+            case Cast(arg, dtype):
+                return Cast(self.expr(arg), dtype)
+            case Load():
+                if id(expr) not in self.loads:
+                    self.loads[id(expr)] = self.load(expr)
+                return self.loads[id(expr)]
+            case _:
+                return expr
+
+    def load(self, load: Load) -> Load:
+        mask = None if load.mask is None else self.expr(load.mask)
+        indices = tuple(_tidy(self.expr(index)) for index in load.indices)
+        return replace(load, indices=indices, mask=None if mask == Const(True, bool_) else mask)
+
+    def quotient(self, expr: Op[Expr], left: Expr, divisor: int) -> Expr:
+        """The quotient as a number where both comparisons around it are decided."""
+        for comparison, value in self.values.items():
+            match comparison:
+                case Op("ge", (other, Const(bound))) if other == left and value and int(bound) % divisor == 0:
+                    if self.values.get(at_least(left, integer(int(bound) + divisor))) is False:
+                        return integer(int(bound) // divisor)
+                case _:
+                    continue
+        return Op("floordiv", (self.expr(left), integer(divisor)), expr.dtype)
+
+    def remainder(self, expr: Op[Expr], left: Expr, size: Expr) -> Expr:
+        """The remainder without a division where it is known between which multiples of the size the number lies."""
+        number = self.expr(left)
+        for times, name in ((0, ""), (1, "sub"), (-1, "add")):
+            ends = (self.values.get(at_least_times(left, size, place)) for place in (times, times + 1))
+            if [*ends] == [True, False]:
+                return Op(name, (number, size), i64) if name else number
+        return replace(expr, args=(number, size))
 
 
 def _tidy(index: Expr) -> Expr:
     """An index in normal form, where it is affine."""
     affine = as_affine(index)
     return index if affine is None else affine_expr(affine)
-
-
-def _decided_quotient(expr: Op[Expr], left: Expr, divisor: int, values: Mapping[Expr, bool]) -> Expr:
-    """The quotient as a number where both comparisons around it are decided."""
-    for comparison, value in values.items():
-        match comparison:
-            case Op("ge", (other, Const(bound))) if other == left and value and int(bound) % divisor == 0:
-                if values.get(at_least(left, integer(int(bound) + divisor))) is False:
-                    return integer(int(bound) // divisor)
-            case _:
-                continue
-    return Op("floordiv", (_decide(left, values), integer(divisor)), expr.dtype)
-
-
-def _decided_remainder(expr: Op[Expr], left: Expr, size: Expr, values: Mapping[Expr, bool]) -> Expr:
-    """The remainder without a division where it is known between which multiples of the size the number lies."""
-    number = _decide(left, values)
-    for times, name in ((0, ""), (1, "sub"), (-1, "add")):
-        ends = (values.get(at_least_times(left, size, place)) for place in (times, times + 1))
-        if [*ends] == [True, False]:
-            return Op(name, (number, size), i64) if name else number
-    return replace(expr, args=(number, size))
 
 
 def _simplified(name: str, args: tuple[Expr, ...], original: Op[Expr]) -> Expr:

@@ -343,7 +343,8 @@ class _Builder:
         space = Space(name, axes, self.program.sizes)
         write = self.access(space, array, subscripts, None).intersect_domain(domain)
         data = [s.value for s in subscripts if isinstance(s, ir.DataIndex)]
-        reads = [a for expr in (*data, value) for a in self.accesses(expr, space, domain)]
+        known: dict[ir.Read, isl.Map] = {}
+        reads = [a for expr in (*data, value) for a in self.accesses(expr, space, domain, known)]
         self.statements.append(
             Statement(
                 name, axes, domain, role, array, subscripts, value, write, tuple(reads),  # type: ignore[arg-type]  # a role
@@ -358,19 +359,23 @@ class _Builder:
         open_axes = len(scope.axes) - scope.within.dim(isl.dim_type.set)
         return points & _renamed(scope.within.add_dims(isl.dim_type.set, open_axes), space)
 
-    def accesses(self, expr: ir.Expr, space: Space, domain: isl.Set) -> Iterator[Access]:
-        """Every read of the expression on the part of the domain where its branches are taken."""
+    def accesses(self, expr: ir.Expr, space: Space, domain: isl.Set, known: dict[ir.Read, isl.Map]) -> Iterator[Access]:
+        """Every read of the expression on the part of the domain where its branches are taken.
+
+        known: the relations of reads so far, wherever they happen; gains more
+        """
         match expr:
             case ir.Where(condition, then, otherwise):
                 holds = space.condition(condition)
-                yield from self.accesses(then, space, domain & holds)
-                yield from self.accesses(otherwise, space, domain - holds)
+                yield from self.accesses(then, space, domain & holds, known)
+                yield from self.accesses(otherwise, space, domain - holds, known)
             case _:
                 if isinstance(expr, ir.Read):
-                    relation = self.access(space, expr.tensor, expr.subscripts, expr.boundary)
-                    yield Access(expr, relation.intersect_domain(domain))
+                    if expr not in known:
+                        known[expr] = self.access(space, expr.tensor, expr.subscripts, expr.boundary)
+                    yield Access(expr, known[expr].intersect_domain(domain))
                 for child in ir.children(expr):
-                    yield from self.accesses(child, space, domain)
+                    yield from self.accesses(child, space, domain, known)
 
     def access(
         self, space: Space, array: str, subscripts: tuple[ir.Subscript, ...], boundary: ir.Boundary | None

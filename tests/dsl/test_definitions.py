@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import polyopt as po
-from polyopt import DefinitionError, DTypeError, f16, f32, f64, i8, i32
+from polyopt import DefinitionError, DTypeError, f16, f32, f64, i64, i8, i32
 from polyopt.dsl import affine as af
 from polyopt.dsl import ir
 from tests.dsl.tracing import dtypes, equations, program
@@ -354,6 +354,21 @@ def test_definitions_that_repeat_their_parts_together_are_refused() -> None:
     with pytest.raises(DefinitionError, match="repeat more than 25000 operations") as refused:
         program(rounds)
     assert refused.value.where is not None and "t[i]" in refused.value.fix
+
+
+def test_a_subscript_of_the_left_side_is_counted_too() -> None:
+    """Its compile did not end."""
+
+    def scattered(x: f64[N], bins: i64[N]) -> object:
+        y = po.tensor("y", shape=(N,))
+        place = bins[i]
+        for _ in range(20):
+            place = place + place
+        y[place] += x[i]
+        return y
+
+    with pytest.raises(DefinitionError, match="has more than 50000 operations"):
+        program(scattered)
 
 
 def test_a_long_sum_of_terms_is_no_trouble() -> None:
