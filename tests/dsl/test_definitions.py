@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import polyopt as po
-from polyopt import DefinitionError, DTypeError, f16, f32, f64, i64, i8, i32
+from polyopt import DefinitionError, DTypeError, f16, f32, f64, i8, i32, i64
 from polyopt.dsl import affine as af
 from polyopt.dsl import ir
 from tests.dsl.tracing import dtypes, equations, program
