@@ -5,7 +5,8 @@ A dtype doubles as an annotation: `f32[M, K]` is a tensor type, bare `f32` a run
 
 from __future__ import annotations
 
-from typing import Any, Literal, NoReturn
+from collections.abc import Sequence
+from typing import Any, Literal, Optional
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,11 @@ class DType:
     def __getitem__(self, dims: object) -> TensorType:
         return TensorType(self, dims if isinstance(dims, tuple) else (dims,))
 
+    def __or__(self, other: object) -> object:
+        return _or_none(self, other)
+
+    __ror__ = __or__
+
     def __repr__(self) -> str:
         return self.name
 
@@ -72,17 +78,34 @@ class TensorType:
     dtype: DType
     dims: tuple[object, ...]
 
-    def __or__(self, other: object) -> NoReturn:
-        raise DefinitionError(
-            f"an array of an op cannot be one of {self} and {other}",
-            why="Each tensor of an op has one shape and dtype.",
-            fix="give the parameter no annotation, or write two ops.",
-        )
+    def __or__(self, other: object) -> object:
+        return _or_none(self, other)
 
     __ror__ = __or__
 
     def __repr__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.dims)) or '()'}]"
+
+
+def _or_none(one: DType | TensorType, other: object) -> object:
+    """The annotation `f32[M, K] | None`. Raises `DefinitionError` for any other alternative."""
+    if other is None or other is type(None):
+        return Optional[one]  # noqa: UP045  # `one` is no class, and has this as its `|`
+    raise alternatives((one, other))
+
+
+def alternatives(kinds: Sequence[object]) -> DefinitionError:
+    """The error for a parameter that is annotated as one of several kinds."""
+    return DefinitionError(
+        f"a parameter of an op cannot be one of {' and '.join(map(annotation_text, kinds))}",
+        why="Each tensor or scalar of an op has one dtype and shape; only None may stand beside it.",
+        fix="give the parameter no annotation, or write two ops.",
+    )
+
+
+def annotation_text(annotation: object) -> str:
+    """An annotation as it is written."""
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
 bool_ = DType("bool", "b", 8)

@@ -144,7 +144,7 @@ def _argument(call: _Call, parameter: Parameter, given: Mapping[str, Any]) -> An
     """An argument as the inlined op sees it: a default is its own, what is given keeps the caller's meaning."""
     is_given = parameter.name in given
     value = _for_callee(given[parameter.name], call.sizes) if is_given else parameter.default
-    if parameter.kind == "unannotated":
+    if parameter.kind == "unannotated" or (value is None and parameter.is_optional):
         return value
     if parameter.kind == "constant":
         return _constant(call, parameter, value) if is_given else checked_constant(parameter, value)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from types import FrameType
-from typing import Any
+from types import FrameType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from typing import Literal as OneOf
 
 import numpy as np
@@ -14,8 +14,8 @@ import numpy as np
 from polyopt.classes import dataclass
 from polyopt.dsl.expr import Call, Expr, Literal, Size, source_text, try_expr, walk
 from polyopt.dsl.spans import function_span
-from polyopt.dtypes import DType, TensorType
-from polyopt.errors import DefinitionError, Span
+from polyopt.dtypes import DType, TensorType, alternatives, annotation_text, from_numpy
+from polyopt.errors import DefinitionError, DTypeError, Span
 
 ParameterKind = OneOf["tensor", "scalar", "constant", "unannotated"]
 
@@ -33,6 +33,7 @@ class Parameter:
     constant_type: of a constant: the annotated type; None for `self`
     default:    `inspect.Parameter.empty` where there is none
     python_kind: as in `inspect.Parameter.kind`
+    is_optional: whether it may be None, by its annotation or its default, which is then known when compiling
     """
 
     name: str
@@ -42,6 +43,7 @@ class Parameter:
     default: object
     python_kind: Any
     constant_type: Any = None
+    is_optional: bool = False
 
     @property
     def has_default(self) -> bool:
@@ -87,8 +89,8 @@ def read_signature(function: Callable[..., object]) -> Signature:
     """The signature of an op's function.
 
     Understands string annotations (`from __future__ import annotations`), methods (`self` and `cls` are constants),
-    keyword-only parameters and defaults. Raises `DefinitionError` for an annotation that cannot be read, for
-    `*args` and `**kwargs`, and for what is no function.
+    keyword-only parameters, defaults, and None as an alternative or default. Raises `DefinitionError` for an annotation
+    that cannot be read or says what no parameter can be, for `*args` and `**kwargs`, and for what is no function.
     """
     if isinstance(function, classmethod | staticmethod):
         decorator = f"@{type(function).__name__}"
@@ -121,11 +123,30 @@ def _parameter(
             fix="list the parameters one by one.",
             facts={"parameter": name},
         )
-    kind, dtype, dims = _classify(annotation, name, span)
+    meant, may_be_none = _without_none(annotation)
+    kind, dtype, dims = _classify(meant, name, span)
     if position == 0 and kind == "unannotated" and name in ("self", "cls") and "." in function.__qualname__:
         kind = "constant"
-    constant_type = annotation if kind == "constant" and annotation in _CONSTANT_TYPES else None
-    return Parameter(name, kind, dtype, dims, parameter.default, parameter.kind, constant_type)
+    constant_type = meant if kind == "constant" and _is_constant_type(meant) else None
+    is_optional = kind != "unannotated" and (may_be_none or parameter.default is None)
+    return Parameter(name, kind, dtype, dims, parameter.default, parameter.kind, constant_type, is_optional)
+
+
+def _without_none(annotation: object) -> tuple[object, bool]:
+    """What an annotation says besides None, behind aliases and metadata, and whether None is among what it allows."""
+    annotation = getattr(annotation, "__value__", annotation)  # of `type Row = f32[N]`
+    if get_origin(annotation) is Annotated:
+        return _without_none(get_args(annotation)[0])
+    if get_origin(annotation) not in _UNIONS:
+        return type(None) if annotation is None else annotation, False
+    found = get_args(annotation)
+    rest = tuple(kind for kind in found if kind is not type(None))
+    if len(rest) != 1:
+        return annotation, False
+    return _without_none(rest[0])[0], True
+
+
+_UNIONS = (Union, UnionType)
 
 
 def _classify(annotation: object, name: str, span: Span) -> tuple[ParameterKind, DType | None, tuple[Expr, ...]]:
@@ -134,10 +155,58 @@ def _classify(annotation: object, name: str, span: Span) -> tuple[ParameterKind,
             return "tensor", dtype, () if dims == ((),) else tuple(_dim(dim, name, span) for dim in dims)
         case DType():
             return "scalar", annotation, ()
-        case _ if annotation in _CONSTANT_TYPES:
+        case _ if _is_constant_type(annotation):
             return "constant", None, ()
-        case _:
+        case np.dtype():
+            return "scalar", _dtype_of(annotation, name, span), ()
+        case type() if issubclass(annotation, np.generic):
+            return "scalar", _dtype_of(annotation, name, span), ()
+        case inspect.Parameter.empty:
             return "unannotated", None, ()
+        case _ if _is_python_type(annotation):
+            return "unannotated", None, ()
+        case _:
+            raise _unknown(annotation, name, span)
+
+
+def _is_constant_type(annotation: object) -> bool:
+    return isinstance(annotation, type) and annotation in _CONSTANT_TYPES
+
+
+def _is_python_type(annotation: object) -> bool:
+    """Whether an annotation names types of Python's or of a library, as `Any` and `Callable[[int], int]`.
+
+    It tells the reader what is meant, and the argument tells polyopt.
+    """
+    if isinstance(annotation, type | TypeVar) or annotation is ... or get_origin(annotation) is OneOf:
+        return True
+    parts = annotation if isinstance(annotation, list) else get_args(annotation)
+    return bool(parts) and all(map(_is_python_type, parts))
+
+
+def _dtype_of(annotation: Any, name: str, span: Span) -> DType:
+    """The dtype that NumPy's name means."""
+    try:
+        return from_numpy(np.dtype(annotation))
+    except (DTypeError, TypeError):
+        raise _unknown(annotation, name, span) from None
+
+
+def _unknown(annotation: object, name: str, span: Span) -> DefinitionError:
+    found = [kind for kind in get_args(annotation) if kind is not type(None)]
+    if get_origin(annotation) in _UNIONS:
+        error = alternatives(found)
+        error.where, error.facts = span, {"parameter": name}
+        return error
+    text = annotation_text(annotation)
+    return DefinitionError(
+        f"the annotation '{text}' of '{name}' says nothing that a parameter of an op can be",
+        where=span,
+        why="A parameter is a tensor (f32[M, K]), a run-time scalar (f32), or a value known when compiling (int, bool, "
+        "float), each also with '| None'.",
+        fix="one of these, or no annotation: the argument then decides.",
+        facts={"parameter": name, "annotation": text},
+    )
 
 
 def _dim(dim: object, name: str, span: Span) -> Expr:
@@ -165,6 +234,7 @@ def _parameter_text(parameter: Parameter) -> str:
         text = f"{parameter.name}: {parameter.dtype}"
     else:
         text = f"{parameter.name}: {parameter.dtype}[{', '.join(map(source_text, parameter.dims)) or '()'}]"
+    text += " | None" if parameter.is_optional else ""
     return text + (f" = {parameter.default}" if parameter.has_default else "")
 
 

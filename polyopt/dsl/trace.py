@@ -115,7 +115,8 @@ def _arguments(
     parameters: list[Handle] = []
     for parameter in signature.parameters:
         spec = given.get(parameter.name)
-        if parameter.kind == "constant" or (parameter.kind == "unannotated" and spec is None):
+        is_none = parameter.is_optional and parameter.name in constants
+        if parameter.kind == "constant" or is_none or (parameter.kind == "unannotated" and spec is None):
             arguments[parameter.name] = _constant(parameter, constants)
             continue
         tensor = _input(state, parameter, spec)
@@ -153,6 +154,8 @@ def _constant(parameter: Parameter, constants: Mapping[str, object]) -> object:
 
 def checked_constant(parameter: Parameter, value: object) -> object:
     """The value of a compile-time parameter as its annotation has it. Raises `ArgumentError` for another type."""
+    if value is None and parameter.is_optional:
+        return None
     wanted = parameter.constant_type
     accepted = _ACCEPTED.get(wanted, wanted)
     if wanted is None or (isinstance(value, accepted) and not (wanted is int and isinstance(value, bool))):

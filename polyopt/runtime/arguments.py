@@ -138,8 +138,9 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def is_constant(parameter: Parameter, value: object) -> bool:
-    """Whether `value` is known when compiling: by its annotation, or, without one, because it is no array or number."""
-    if parameter.kind == "constant":
+    """Whether `value` is known when compiling: by its annotation, as a None that it allows, or, without one, because it
+    is no array or number."""
+    if parameter.kind == "constant" or (value is None and parameter.is_optional):
         return True
     if parameter.kind != "unannotated":
         return False

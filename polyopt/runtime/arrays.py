@@ -137,6 +137,8 @@ def _accept_protocol(value: Any, name: str) -> Given:
 def _no_array(place: str, value: object, fix: str) -> ArgumentError:
     if not isinstance(value, Iterable):  # np.asarray would make it an object
         fix = "pass an array, or give the parameter no annotation to take such a value when compiling"
+    if value is None:
+        fix = "pass an array, or annotate the parameter with '| None' to leave it out"
     return ArgumentError(
         f"{place} is a {type(value).__name__}, which is no array",
         why="arrays are NumPy arrays, PyTorch tensors, and what has DLPack or __array_interface__",

@@ -53,7 +53,7 @@ class Glance:
                 except (OverflowError, TypeError, ValueError):  # too large, so for bf16, and NaN for an integer
                     return None
                 key.append(type(value))
-            elif kind == "constant" and type(value) in _CONSTANTS:
+            elif value is None or (kind == "constant" and type(value) in _CONSTANTS):
                 key.append((type(value), value.hex() if type(value) is float else value))
             elif kind in _TENSORS and (found := tensor_key(value)) is not None:
                 key.append(found)

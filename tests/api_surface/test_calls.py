@@ -461,3 +461,55 @@ def test_a_wrong_einsum_is_an_error_as_in_numpy(bad: str) -> None:
     with pytest.raises(po.PolyoptError) as failure:
         po.einsum(bad, A)
     assert isinstance(failure.value, ValueError)
+
+
+def is_left_out(value: object) -> bool:
+    return value is None
+
+
+@po.op
+def biased(x: f64[N], b: f64[N] | None = None, *, alpha: f64 = None, times: int | None = None):
+    y = po.tensor("y")
+    scaled = x[i] if is_left_out(alpha) else alpha * x[i]
+    y[i] = (scaled if is_left_out(b) else scaled + b[i]) * (1 if times is None else times)
+    return y
+
+
+def test_a_parameter_that_is_none_is_absent_and_given_is_what_its_annotation_says(polyopt_check) -> None:
+    x = np.arange(5.0)
+    out = np.empty(5)
+    for _ in range(4):
+        assert_array_equal(biased(x), x)
+        assert_array_equal(biased(x, None, times=None), x)
+        assert_array_equal(biased(x, x), 2 * x)
+        assert_array_equal(biased(x, b=x, alpha=3.0, times=2), 8 * x)
+        assert_array_equal(biased(x, alpha=2), 2 * x)
+        assert_array_equal(biased(x, None, out=out), x)
+        assert_array_equal(biased(x, x, out=out), 2 * x)
+    assert_array_equal(biased.reference(x), x)
+    assert_array_equal(biased.reference(x, x, times=3), 6 * x)
+    assert biased.lower(N=5).program.parameters == ("x",)
+    assert biased.lower(x, x).program.parameters == ("x", "b")
+    assert "y[i] = x[i]" in str(biased.compile(N=7).compile(x, x))
+    polyopt_check(biased, N=7)
+    polyopt_check(biased, x, x, alpha=2.0)
+    with pytest.raises(po.DTypeError):
+        biased(x, x.astype(np.float32))
+    with pytest.raises(po.ShapeError):
+        biased(x, x[:1])
+
+
+def test_an_op_in_an_op_may_be_given_none() -> None:
+    @po.op
+    def twice(x: f64[N], b: f64[N] = None):
+        return biased(x) + biased(x, None) + biased(x, b)
+
+    x = np.arange(5.0)
+    assert_array_equal(twice(x), 3 * x)
+    assert_array_equal(twice(x, x), 4 * x)
+
+
+def test_none_for_a_tensor_that_must_be_given_says_how_to_allow_it() -> None:
+    with pytest.raises(po.ArgumentError, match="NoneType") as caught:
+        double(None)
+    assert "| None" in caught.value.fix

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, Optional, Union
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import polyopt as po
 from polyopt import ArgumentError, DefinitionError, f32, f64, i32
@@ -42,6 +44,68 @@ def test_annotations_decide_the_kind_of_a_parameter() -> None:
     assert signature.parameter("s").dims == ()
     assert signature.parameter("w").has_default and not signature.parameter("n").has_default
     assert str(signature).startswith("op(x: f32[M, N], s: f64[()], a: f32, n: int")
+
+
+def annotated(annotation: object, **default: object) -> Signature:
+    """The signature of an op whose second parameter has this annotation."""
+
+    def op(x: f32[N], w):
+        return x
+
+    op.__annotations__["w"] = annotation
+    op.__defaults__ = tuple(default.values())
+    return read_signature(op)
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [Optional[f64[N]], f64[N] | None, None | f64[N], Annotated[f64[N] | None, "a bias"]],  # noqa: UP045  # either form
+)
+def test_a_tensor_or_none_keeps_its_dtype_and_extents(annotation: object) -> None:
+    parameter = annotated(annotation).parameter("w")
+    assert (parameter.kind, parameter.dtype, len(parameter.dims), parameter.is_optional) == ("tensor", f64, 1, True)
+    assert str(annotated(annotation)) == "op(x: f32[N], w: f64[N] | None)"
+
+
+@pytest.mark.parametrize("annotation", [f64[N], f64, int])
+def test_a_default_of_none_makes_a_parameter_optional(annotation: object) -> None:
+    assert annotated(annotation, default=None).parameter("w").is_optional
+    assert not annotated(annotation, default=3).parameter("w").is_optional
+
+
+@pytest.mark.parametrize("annotation", [np.float32, np.dtype("f4"), np.float32 | None])
+def test_dtypes_of_numpy_are_run_time_scalars(annotation: object) -> None:
+    parameter = annotated(annotation).parameter("w")
+    assert (parameter.kind, parameter.dtype) == ("scalar", f32)
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        *(Any, object, np.ndarray, NDArray[np.float32], np.ndarray | None, int | float, type[Exception]),
+        *(list[int], tuple[int, ...], dict[str, int], Callable[[int], int], Callable[..., Any], Literal["a"]),
+    ],
+)
+def test_types_of_python_leave_a_parameter_to_its_argument(annotation: object) -> None:
+    assert annotated(annotation).parameter("w").kind == "unannotated"
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [N, i, 3, (M, N), np.array([1]), list[f32[N]], Sequence[f32[N]], np.complex64, np.floating, np.dtype(">f4")],
+)
+def test_an_annotation_that_no_parameter_can_have_is_refused(annotation: object) -> None:
+    with pytest.raises(DefinitionError, match="of 'w' says nothing that a parameter of an op can be") as caught:
+        annotated(annotation)
+    assert caught.value.facts["parameter"] == "w" and caught.value.where is not None
+
+
+@pytest.mark.parametrize("make", [lambda: f32 | f64, lambda: f32[N] | f64[N], lambda: np.ndarray | f32[N]])
+def test_alternatives_other_than_none_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(DefinitionError, match="cannot be one of f32"):
+        make()
+    with pytest.raises(DefinitionError, match=r"cannot be one of f32\[N\] and f64\[N\]"):
+        annotated(Union[f32[N], f64[N]])  # noqa: UP007  # f32[N] refuses | itself
 
 
 def test_sizes_may_be_named_by_strings_and_be_affine() -> None:

@@ -647,25 +647,25 @@ MISTAKES = (
         """,
     ),
     Mistake(
-        name="an_array_that_may_be_none",
+        name="an_array_of_one_of_two_dtypes",
         error=DefinitionError,
         program="""
         @po.op
-        def scaled(x: f64[N], w: f64[N] | None = None):
+        def scaled(x: f64[N], w: f64[N] | f32[N]):
             y = po.tensor("y")
             y[i] = x[i] * w[i]
             return y
         """,
-        says=("f64[N] and None", "no annotation"),
+        says=("f64[N] and f32[N]", "no annotation"),
         fixed="""
         @po.op
-        def scaled(x: f64[N], w=None):
+        def scaled(x: f64[N], w):
             y = po.tensor("y")
-            y[i] = x[i] if w is None else x[i] * w[i]
+            y[i] = x[i] * w[i]
             return y
 
-        assert scaled(np.ones(2)).tolist() == [1, 1]
         assert scaled(np.ones(2), np.full(2, 3.0)).tolist() == [3, 3]
+        assert scaled(np.ones(2), np.full(2, 3, np.float32)).tolist() == [3, 3]
         """,
     ),
     Mistake(
