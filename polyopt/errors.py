@@ -102,6 +102,10 @@ class ArgumentError(PolyoptError, ValueError):
     """A call's arguments do not fit the signature."""
 
 
+class CallError(ArgumentError, TypeError):
+    """A call gives too many arguments, too few, or one that no parameter takes: Python's own error is a `TypeError`."""
+
+
 class DTypeError(PolyoptError, TypeError):
     """A dtype is not supported here or does not fit."""
 

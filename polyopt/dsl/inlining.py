@@ -51,7 +51,7 @@ from polyopt.dsl.state import Handle, State, require
 from polyopt.dsl.subscripts import as_size
 from polyopt.dsl.trace import checked_constant
 from polyopt.dtypes import DType, f64
-from polyopt.errors import ArgumentError, DefinitionError, DTypeError, ShapeError, Span
+from polyopt.errors import ArgumentError, CallError, DefinitionError, DTypeError, ShapeError, Span
 
 AsScalar = Callable[[Any, DType, str], np.ndarray]
 """A number as a 0-d array of a scalar parameter's dtype, or the error of a call with it."""
@@ -113,7 +113,7 @@ def _given(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any
     try:
         return signature.python.bind(*args, **kwargs).arguments
     except TypeError as problem:
-        raise ArgumentError(
+        raise CallError(
             f"{signature.name}: {problem}", where=user_span(), fix=f"its signature is {signature}."
         ) from None
 

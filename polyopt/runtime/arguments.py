@@ -12,7 +12,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl.signature import Parameter, Signature
 from polyopt.dsl.spans import user_span
 from polyopt.dtypes import DType
-from polyopt.errors import ArgumentError, ShapeError, counted
+from polyopt.errors import ArgumentError, CallError, ShapeError, counted
 from polyopt.runtime import arrays
 from polyopt.runtime.arrays import Array, Layout, Wrap
 from polyopt.runtime.state import constants_key
@@ -124,7 +124,7 @@ def _by_name(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, A
     try:
         bound = signature.python.bind(*args, **kwargs)
     except TypeError as problem:
-        raise ArgumentError(
+        raise CallError(
             f"{signature.name}: {problem}",
             where=user_span(),
             fix=f"its signature is {signature}",

@@ -513,3 +513,26 @@ def test_none_for_a_tensor_that_must_be_given_says_how_to_allow_it() -> None:
     with pytest.raises(po.ArgumentError, match="NoneType") as caught:
         double(None)
     assert "| None" in caught.value.fix
+
+
+@po.op
+def shifted(x: f64[N], /, b: f64[N], *, by: f64 = 1.0):
+    return x + b + by
+
+
+@pytest.mark.parametrize(
+    ("positions", "names"), [(1, ()), (3, ()), (2, ("b",)), (2, ("c",)), (0, ("x", "b")), (0, ()), (1, ("b", "c"))]
+)
+def test_a_call_of_the_wrong_form_is_a_type_error_as_in_python(positions: int, names: tuple[str, ...]) -> None:
+    x = np.arange(5.0)
+    args, kwargs = (x,) * positions, dict.fromkeys(names, x)
+
+    @po.op
+    def calls(y: f64[N]):
+        return shifted(*(y,) * positions, **dict.fromkeys(names, y))
+
+    for call in (lambda: shifted(*args, **kwargs), lambda: shifted.reference(*args, **kwargs), lambda: calls(x)):
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert isinstance(caught.value, po.ArgumentError) and isinstance(caught.value, ValueError)
+        assert "shifted(x: f64[N], /, b: f64[N], *, by: f64" in caught.value.fix

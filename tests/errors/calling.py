@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from polyopt.errors import ArgumentError, BackendUnavailable, BoundsError, DefinitionError, DTypeError, ShapeError
+from polyopt.errors import (
+    ArgumentError,
+    BackendUnavailable,
+    BoundsError,
+    CallError,
+    DefinitionError,
+    DTypeError,
+    ShapeError,
+)
 from tests.errors.mistake import Mistake
 
 ADD = """
@@ -147,21 +155,21 @@ MISTAKES = (
     ),
     Mistake(
         name="a_missing_argument",
-        error=ArgumentError,
+        error=CallError,
         program=ADD + "add(one)",
         says=("'b'", "add"),
         fixed=ADD + "assert add(one, one).tolist() == [2] * 4",
     ),
     Mistake(
         name="an_argument_too_many",
-        error=ArgumentError,
+        error=CallError,
         program=ADD + "add(one, one, one)",
         says=("add", "2", "3"),
         fixed=ADD + "assert add(one, one, out=one.copy()).tolist() == [2] * 4",
     ),
     Mistake(
         name="a_misspelt_keyword",
-        error=ArgumentError,
+        error=CallError,
         program=ADD + "add(one, one, ouput=one.copy())",
         says=("'ouput'", "add"),
         fixed=ADD + "assert add(one, one, out=one.copy()).tolist() == [2] * 4",
