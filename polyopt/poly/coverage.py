@@ -30,6 +30,7 @@ from polyopt.dsl.affine import (
 from polyopt.errors import DefinitionError, PolyoptError
 from polyopt.poly.contexts import ReadContext, Scope, element_text, read_contexts
 from polyopt.poly.intervals import extreme, is_plainly_empty
+from polyopt.poly.misses import Miss, misses
 from polyopt.poly.proof import Proof, decided, domain, element, place, point_text, values_at
 from polyopt.poly.space import Point, Space, coalesced, insert_axes, project_onto
 
@@ -248,8 +249,8 @@ class _Coverage:
         return DefinitionError(
             f"result '{self._tensor.name}' has no value at {shown} {point_text(point, ())}".rstrip(),
             where=self._definitions[-1].span if self._definitions else self._tensor.span,
-            why=f"returning '{self._tensor.name}' reads all of it\n{self._definitions_text()}",
-            fix="define the missing elements, or return a slice that is defined",
+            why=f"returning '{self._tensor.name}' reads all of it\n{self._definitions_text(point)}",
+            fix=f"define the missing elements, {self._boundary_text(point)}or return a slice that is defined",
             facts={"tensor": self._tensor.name, "element": values, "sizes": dict(point.sizes)},
         )
 
@@ -260,8 +261,8 @@ class _Coverage:
         return DefinitionError(
             f"{text} reads {element(self._tensor.name, values)}, which no definition covers",
             where=context.read.span,
-            why=f"{point_text(point, names)}\n{self._definitions_text()}".strip(),
-            fix="define that element, or guard the read with po.when or po.where",
+            why=f"{point_text(point, names)}\n{self._definitions_text(point)}".strip(),
+            fix=f"define that element, {self._boundary_text(point)}or guard the read with po.when or po.where",
             facts={
                 "tensor": self._tensor.name,
                 "element": values,
@@ -270,9 +271,20 @@ class _Coverage:
             },
         )
 
-    def _definitions_text(self) -> str:
+    def _definitions_text(self, point: Point) -> str:
         lines = [f"{element_text(e.tensor, e.subscripts)}{place(e.span)}" for e in self._definitions]
-        return f"'{self._tensor.name}' is defined by " + ", ".join(lines)
+        found = f"'{self._tensor.name}' is defined by " + ", ".join(lines)
+        return "\n".join((found, *(miss.text for miss in self._misses(point))))
+
+    def _boundary_text(self, point: Point) -> str:
+        """What lets a range go on that a read ends."""
+        read = next((miss.read for miss in self._misses(point) if miss.read), None)
+        return f"say what lies outside ({read}.pad(0), .clamp() or .wrap()), " if read is not None else ""
+
+    def _misses(self, point: Point) -> list[Miss]:
+        """Where the definitions stop short of the missing element."""
+        missing = [point.axes[name] for name in self._elements]
+        return [miss for e in self._definitions for miss in misses(e, missing, point.sizes, self._proof)]
 
 
 def _covers_all(equation: ir.Equation, shape: Sequence[Affine]) -> bool:

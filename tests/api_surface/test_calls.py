@@ -525,7 +525,8 @@ def shifted(x: f64[N], /, b: f64[N], *, by: f64 = 1.0):
 )
 def test_a_call_of_the_wrong_form_is_a_type_error_as_in_python(positions: int, names: tuple[str, ...]) -> None:
     x = np.arange(5.0)
-    args, kwargs = (x,) * positions, dict.fromkeys(names, x)
+    args = (x,) * positions
+    kwargs: dict[str, Any] = dict.fromkeys(names, x)
 
     @po.op
     def calls(y: f64[N]):

@@ -7,6 +7,59 @@ from tests.errors.mistake import Mistake
 
 MISTAKES = (
     Mistake(
+        name="a_difference_with_the_element_before",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def steps(x: f64[N]):
+            y = po.tensor("y")
+            y[i] = x[i] - x[i - 1]  # <-
+            return y
+
+        steps(np.arange(5.0))
+        """,
+        caret="y[i]",
+        says=(
+            "y[0]",
+            "for 1 <= i < 5 alone",
+            "at i = 0, x[i - 1] would lie outside, at x[-1] (mistake.py:",
+            "x.pad(0)",
+        ),
+        fixed="""
+        @po.op
+        def steps(x: f64[N]):
+            y = po.tensor("y")
+            y[i] = x[i] - x.pad(0)[i - 1]
+            return y
+
+        assert steps(np.arange(5.0)).tolist() == [0, 1, 1, 1, 1]
+        """,
+    ),
+    Mistake(
+        name="the_element_before_chosen_by_data",
+        error=DefinitionError,
+        program="""
+        @po.op(dynamic=True)
+        def steps(x: f64[N]):
+            y = po.tensor("y")
+            y[i] = po.where(x[i] > 0, x[i - 1], 0)  # <-
+            return y
+
+        steps(np.arange(5.0))
+        """,
+        caret="y[i]",
+        says=("y[0]", "for 1 <= i < N alone", "x[i - 1] would lie outside, at x[-1]"),
+        fixed="""
+        @po.op(dynamic=True)
+        def steps(x: f64[N]):
+            y = po.tensor("y")
+            y[i] = po.where(x[i] > 0, x.pad(0)[i - 1], 0)
+            return y
+
+        assert steps(np.arange(5.0)).tolist() == [0, 0, 1, 2, 3]
+        """,
+    ),
+    Mistake(
         name="reading_past_the_end",
         error=BoundsError,
         program="""
