@@ -140,6 +140,37 @@ class Element(Expr):
     def __imul__(self, other: object) -> Any:
         return self._accumulate("mul", other)
 
+    def __itruediv__(self, other: object) -> Any:
+        return self._update("truediv", other)
+
+    def __ifloordiv__(self, other: object) -> Any:
+        return self._update("floordiv", other)
+
+    def __imod__(self, other: object) -> Any:
+        return self._update("mod", other)
+
+    def __ipow__(self, other: object) -> Any:
+        return self._update("pow", other)
+
+    def __iand__(self, other: object) -> Any:
+        return self._update("and", other)
+
+    def __ior__(self, other: object) -> Any:
+        return self._update("or", other)
+
+    def __ixor__(self, other: object) -> Any:
+        return self._update("xor", other)
+
+    def __ilshift__(self, other: object) -> Any:
+        return self._update("shl", other)
+
+    def __irshift__(self, other: object) -> Any:
+        return self._update("shr", other)
+
+    def _update(self, name: str, other: object) -> Any:
+        expr = try_expr(other)
+        return NotImplemented if expr is None else Update(name, (self, expr))
+
     def _accumulate(self, name: str, other: object) -> Any:
         expr = try_expr(other)
         return NotImplemented if expr is None else Accumulation(name, (self, expr))
@@ -181,6 +212,12 @@ class Accumulation(Call):
     def added(self) -> Expr:
         """What is accumulated: of `-=` something for `subtracted`."""
         return _negated(self.args[1]) if self.name == "sub" else self.args[1]
+
+
+class Update(Call):
+    """What `y[i] /= e` hands to `__setitem__`, which refuses it; anywhere else it is the ordinary `y[i] / e`."""
+
+    __slots__ = ()
 
 
 def _negated(expr: Expr) -> Expr:

@@ -62,6 +62,13 @@ def flatten(value: object, signature: Signature) -> tuple[list[Any], Structure]:
 def _flatten_parts(
     values: list[object], make: Callable[[list[Any]], Any], signature: Signature
 ) -> tuple[list[Any], Structure]:
+    if any(value is None for value in values):
+        raise DefinitionError(
+            f"op '{signature.name}' returns None among its results",
+            where=signature.span,
+            why="Each result is a tensor.",
+            fix="leave it out.",
+        )
     if not values:
         raise DefinitionError(
             f"op '{signature.name}' returns an empty container",

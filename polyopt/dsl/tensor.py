@@ -15,6 +15,7 @@ from polyopt.dsl.expr import (
     Expr,
     Literal,
     Scalar,
+    Update,
     as_expr,
     source_text,
 )
@@ -61,6 +62,8 @@ class Tensor(Handle):
         left = subscripts.left_side(self, key)
         if isinstance(value, Accumulation) and _accumulates(value, self, left):
             self.state.define(self, left, value.added, value.kind, is_whole=False)
+        elif isinstance(value, Update) and _accumulates(value, self, left):
+            raise _updated(value.args[0])
         else:
             expr = as_expr(value, f"as the definition of '{self.name}'")
             self.state.define(self, left, expr, is_whole=False)
@@ -149,7 +152,16 @@ def attribute_of_value(value: Expr, name: str) -> Any:
     )
 
 
-def _accumulates(value: Accumulation, tensor: Tensor, subscripts: tuple[Expr, ...]) -> bool:
+def _updated(target: Expr) -> DefinitionError:
+    return DefinitionError(
+        f"'{source_text(target)}' is updated by an operation that does not accumulate",
+        where=user_span(),
+        why="Only +=, -= and *= do. An equation says what a value is, once.",
+        fix="define a tensor of its own by the new value: z[i] = y[i] / 2, for example.",
+    )
+
+
+def _accumulates(value: Accumulation | Update, tensor: Tensor, subscripts: tuple[Expr, ...]) -> bool:
     """Whether the value is `tensor[subscripts] + e` of this very statement."""
     target = value.args[0]
     if not isinstance(target, Element) or target.tensor is not tensor or len(target.subscripts) != len(subscripts):

@@ -108,13 +108,14 @@ def _out_of_bounds(reference: _Reference, dimension: int, extent: Affine, point:
     values = values_at(reference.subscripts, point)
     axes = _axes_in_order(reference.subscripts, reference.scope)
     (length,) = values_at((extent,), point)
-    text = element_text(reference.tensor, reference.subscripts)
+    text = _as_written(reference, dimension)
+    before = _before_the_first(reference, dimension, point, int(length))
     guard = "guard it with po.when or po.where"
     boundary = f", or say what lies outside: {reference.tensor}.pad(0), .clamp() or .wrap()"
     return BoundsError(
         f"{text} {reference.verb} {element(reference.tensor, values)} {point_text(point, axes)}".rstrip(),
         where=reference.span,
-        why=f"dimension {dimension} of '{reference.tensor}' has extent {length}",
+        why=f"dimension {dimension} of '{reference.tensor}' has extent {length}{before}",
         fix=guard + (boundary if reference.verb == "reads" else ", or give the tensor a larger shape="),
         facts={
             "tensor": reference.tensor,
@@ -125,6 +126,26 @@ def _out_of_bounds(reference: _Reference, dimension: int, extent: Affine, point:
             "sizes": dict(point.sizes),
         },
     )
+
+
+def _as_written(reference: _Reference, dimension: int) -> str:
+    """The reference; as its line has it where the subscript is a position: `x[-9]` is known as `x[N - 9]` here."""
+    text = reference.span.text if reference.span is not None and not _moves(reference, dimension) else ""
+    return text if text.startswith(f"{reference.tensor}[") else element_text(reference.tensor, reference.subscripts)
+
+
+def _before_the_first(reference: _Reference, dimension: int, point: Point, length: int) -> str:
+    """Where a position is that lies before the first element, which is often meant from the end."""
+    (position,) = values_at((reference.subscripts[dimension],), point)
+    if _moves(reference, dimension) or not isinstance(position, int) or position >= 0:
+        return ""
+    return f"; {length - position} from its end is before its first element"
+
+
+def _moves(reference: _Reference, dimension: int) -> bool:
+    """Whether the subscript is not one position for all points."""
+    subscript = reference.subscripts[dimension]
+    return not isinstance(subscript, Affine) or bool(axes_of(subscript))
 
 
 def _check_has_elements(reference: _Reference, proof: Proof) -> None:

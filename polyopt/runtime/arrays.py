@@ -96,7 +96,7 @@ def accept_out(value: Any, name: str) -> Array:
 
         return on_device.accept(value, f"out for {name}", is_read=False).array
     if isinstance(value, bool | int | float | np.generic):
-        raise _no_array(f"out for '{name}'", value, "np.empty(...) of the result's shape and dtype")
+        raise _no_out(value, name)
     if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray) and not is_torch(value):
         return _view(value, "out", is_written=True)
     try:
@@ -104,7 +104,11 @@ def accept_out(value: Any, name: str) -> Array:
     except ArgumentError as error:
         if error.facts.get("type") is None:
             raise
-        raise _no_array(f"out for '{name}'", value, "np.empty(...) of the result's shape and dtype") from None
+        raise _no_out(value, name) from None
+
+
+def _no_out(value: object, name: str) -> ArgumentError:
+    return _no_array(f"out for '{name}'", value, "pass np.empty(...) of the result's shape and dtype")
 
 
 def place(array: Array) -> Hashable:
@@ -131,14 +135,15 @@ _known_dtype = cache(dtypes.from_numpy)
 def _accept_protocol(value: Any, name: str) -> Given:
     if hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__"):
         return Given(_view(value, name), _maker(value))
-    raise _no_array(f"argument '{name}'", value, f"np.asarray({name})")
+    fix = f"np.asarray({name})"
+    if value is None:
+        fix = "pass an array, or annotate the parameter with '| None' to leave it out"
+    elif not isinstance(value, Iterable):  # np.asarray would make it an object
+        fix = "pass an array, or give the parameter no annotation to take such a value when compiling"
+    raise _no_array(f"argument '{name}'", value, fix)
 
 
 def _no_array(place: str, value: object, fix: str) -> ArgumentError:
-    if not isinstance(value, Iterable):  # np.asarray would make it an object
-        fix = "pass an array, or give the parameter no annotation to take such a value when compiling"
-    if value is None:
-        fix = "pass an array, or annotate the parameter with '| None' to leave it out"
     return ArgumentError(
         f"{place} is a {type(value).__name__}, which is no array",
         why="arrays are NumPy arrays, PyTorch tensors, and what has DLPack or __array_interface__",

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import operator
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import islpy as isl
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 import polyopt as po
-from polyopt import cli, f32, f64, i32
+from polyopt import BoundsError, DefinitionError, cli, f32, f64, i32, i64
 
 M, N, K = po.sizes("M N K")
 i, j, k = po.indices("i j k")
@@ -259,3 +261,76 @@ def test_a_message_has_the_line_and_what_to_do() -> None:
         f(np.ones(3))
     message = str(failure.value)
     assert FILE.name in message and "y[i, j] = x[i]" in message and "Try:" in message
+
+
+@pytest.mark.parametrize(
+    ("shape", "read", "shown", "back"),
+    [((7,), lambda x: x[-9], "x[-9] reads x[-2]", 9), ((4, 6), lambda x: x[-5], "x[-5] reads x[-1, 0]", 5)],
+)
+def test_a_position_too_far_back_is_named_as_it_is_written(
+    shape: tuple[int, ...], read: Callable[[Any], Any], shown: str, back: int
+) -> None:
+    @po.op
+    def take(x):
+        y = po.tensor("y")
+        y[()] = po.sum(read(x)) if len(shape) > 1 else read(x)
+        return y
+
+    with pytest.raises(BoundsError) as caught:
+        take(np.ones(shape))
+    assert caught.value.what.startswith(shown)
+    assert f"has extent {shape[0]}; {back} from its end is before its first element" in caught.value.why
+
+
+@pytest.mark.parametrize("others", [(None,), ({"b": None},)])
+def test_none_among_results_is_named(others: tuple[object, ...]) -> None:
+    @po.op
+    def pair(x: f64[N]):
+        return x + 1, *others
+
+    with pytest.raises(DefinitionError, match="returns None among its results"):
+        pair(np.ones(3))
+
+
+@pytest.mark.parametrize("wrong", [None, "a", np.float64(0), 3, object()])
+def test_what_is_no_array_in_out_is_told_of_as_an_array_to_write_to(wrong: object) -> None:
+    @po.op
+    def pair(x: f64[N]):
+        return x + 1, x + 2
+
+    with pytest.raises(po.ArgumentError, match=r"out for 'add(_\d)?' is a") as caught:
+        pair(np.ones(3), out=(np.ones(3), wrong))
+    assert "np.empty" in caught.value.fix and "parameter" not in caught.value.fix
+
+
+UPDATES = (
+    *(operator.ifloordiv, operator.itruediv, operator.imod, operator.ipow, operator.iand, operator.ior),
+    *(operator.ixor, operator.ilshift, operator.irshift),
+)
+
+
+@pytest.mark.parametrize("operate", UPDATES)
+def test_an_update_that_does_not_accumulate_is_refused_as_such(operate: Callable[[Any, Any], Any]) -> None:
+    @po.op
+    def updated(x: i64[N]):
+        y = po.tensor("y")
+        y[i] = x[i]
+        y[i] = operate(y[i], x[j])
+        return y
+
+    with pytest.raises(DefinitionError, match="'y\\[i\\]' is updated by an operation that does not accumulate"):
+        updated(np.arange(1, 4))
+
+
+@pytest.mark.parametrize("operate", UPDATES)
+def test_a_value_of_python_may_be_updated(operate: Callable[[Any, Any], Any]) -> None:
+    @po.op
+    def updated(x: i64[N]):
+        y = po.tensor("y")
+        value = x[i]
+        value = operate(value, 2)
+        y[i] = value
+        return y
+
+    x = np.arange(1, 4)
+    assert_array_equal(updated(x), x / 2 if operate is operator.itruediv else operate(x.copy(), 2))
