@@ -15,6 +15,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl import inlining
 from polyopt.dsl import trace as tracing
 from polyopt.dsl.bind import solve_sizes, specialise
+from polyopt.dsl.expr import Size
 from polyopt.dsl.ir import Program
 from polyopt.dsl.results import Structure
 from polyopt.dsl.signature import Signature, read_signature
@@ -471,7 +472,7 @@ def op(function: Callable[..., Any], /) -> Op: ...
 @overload
 def op(
     *,
-    dynamic: bool | str | Sequence[str] = False,
+    dynamic: bool | str | Size | Sequence[str | Size] = False,
     target: str | Target | None = None,
     numerics: Numerics = "default",
     tune: bool = False,
@@ -481,14 +482,14 @@ def op(
     function: Callable[..., Any] | None = None,
     /,
     *,
-    dynamic: bool | str | Sequence[str] = False,
+    dynamic: bool | str | Size | Sequence[str | Size] = False,
     target: str | Target | None = None,
     numerics: Numerics = "default",
     tune: bool = False,
 ) -> Op | Callable[[Callable[..., Any]], Op]:
     """Make a function of equations an operator: `@po.op`, or `@po.op(dynamic=["M"], numerics="strict")`.
 
-    dynamic:  sizes that one kernel serves at every value; True for all
+    dynamic:  sizes, or names of sizes, that one kernel serves at every value; True for all
     target:   "cpu", "cuda" or a preset; by default where the arrays are
     numerics: "default" reorders declared reductions; "strict" computes in index order, bitwise as the reference; "fast"
               also lets LLVM reorder and approximate

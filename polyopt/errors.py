@@ -86,6 +86,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def with_article(noun: str) -> str:
+    """A noun with its article: "a float", "an int"."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
 def _indented(text: str) -> str:
     return "\n".join(f"  {line}" if line else line for line in text.splitlines())
 

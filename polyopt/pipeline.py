@@ -24,6 +24,7 @@ from polyopt.codegen_c.llvm_text import MOST_LINES_OF_ALL, TooLong
 from polyopt.dots import available
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, condition_text
+from polyopt.dsl.text import header_text
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
 from polyopt.fusion import attach
 from polyopt.fusion import decide as fusion_decide
@@ -531,6 +532,9 @@ class Lowering:
 
     def __str__(self) -> str:
         return str(self.loops)
+
+    def __repr__(self) -> str:
+        return f"<lowering of {header_text(self.program)} for {self.options.target.name}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the loops, which fold."""

@@ -15,6 +15,7 @@ from polyopt import settings
 from polyopt import target as targets
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
+from polyopt.dsl.expr import Size
 from polyopt.dsl.ir import Program
 from polyopt.errors import ArgumentError, Span
 from polyopt.picks import Pick
@@ -146,12 +147,14 @@ def check_choices(choices: Choices) -> Choices:
     return choices
 
 
-def dynamic_names(dynamic: bool | str | Sequence[str]) -> tuple[str, ...] | bool:
+def dynamic_names(dynamic: bool | str | Size | Sequence[str | Size]) -> tuple[str, ...] | bool:
     """The sizes to keep symbolic. Raises `ArgumentError` for what is neither a name, nor names, nor a truth value."""
     if isinstance(dynamic, bool):
         return dynamic
     if isinstance(dynamic, str):
         return tuple(dynamic.split())
+    if isinstance(dynamic, Size):
+        return (dynamic.name,)
     try:
         return tuple(map(str, dynamic))
     except TypeError:

@@ -394,6 +394,9 @@ def as_expr(value: object, place: str = "here") -> Expr:
     elif isinstance(rank, int):
         why = f"A whole tensor of rank {rank} stands where one value per index belongs."
         fix = f"subscript it: {value!r}[{', '.join('ijklmn'[:rank])}]."
+    elif isinstance(value, tuple):
+        why = "po.sizes, po.indices and po.tensors give a tuple, even of one name, and a tuple is not one value."
+        fix = "take one of it, or make one: po.size('N'), po.index('i'), po.tensor('y')."
     else:
         why = f"{type(value).__name__} is not a number, an index, a size or an element of a tensor."
         fix = "compute with numbers, indices, sizes and elements such as x[i]."

@@ -183,8 +183,10 @@ class Operators:
         _refuse_number("int")
 
     def __index__(self) -> NoReturn:
-        _refuse_number("int")
+        _refuse_number("int", _ABOUT_TUPLES)
 
+
+_ABOUT_TUPLES = " po.tensors, po.sizes and po.indices give tuples, even of one: po.tensor('y') gives a tensor."
 
 _UFUNCS = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "floor_divide": "floordiv"} | {
     "remainder": "mod", "power": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
@@ -208,10 +210,11 @@ def _refuse_numpy(name: str) -> NoReturn:
     )
 
 
-def _refuse_number(kind: str) -> NoReturn:
+def _refuse_number(kind: str, more: str = "") -> NoReturn:
     raise DefinitionError(
         "a symbolic value has no number while the equations are read",
         where=user_span(),
-        why=f"Something here (range, math, a list index, ...) asked for a Python {kind}.",
-        fix="use po.cast and po functions for values; a parameter annotated int is a compile-time Python number.",
+        why=f"Something here (range, math, the index of a list or tuple, ...) asked for a Python {kind}.",
+        fix="use po.cast and po functions for values; a parameter annotated int is a compile-time Python number."
+        + more,
     )

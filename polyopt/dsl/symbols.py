@@ -14,7 +14,7 @@ from polyopt.dsl.state import require
 from polyopt.dsl.subscripts import as_dims
 from polyopt.dsl.tensor import Tensor
 from polyopt.dtypes import DType, from_name, from_numpy
-from polyopt.errors import DefinitionError, DTypeError
+from polyopt.errors import DefinitionError, DTypeError, with_article
 
 
 def size(name: str) -> Size:
@@ -98,7 +98,7 @@ def _names(text: object, what: str, count: int | None = None) -> tuple[str, ...]
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise DefinitionError(
-                f"{name!r} cannot be the name of a {what}",
+                f"{name!r} cannot be the name of {with_article(what)}",
                 where=user_span(),
                 fix="use letters, digits and underscores, beginning with a letter.",
                 facts={"name": name},

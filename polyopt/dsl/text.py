@@ -24,9 +24,7 @@ _UNARY_LEVEL, _ATOM_LEVEL = 14, 20
 
 def program_text(program: ir.Program) -> str:
     """The whole program: its signature, its local tensors and its equations, ranges behind them once resolved."""
-    inputs = ", ".join(_tensor_text(program.tensor(name)) for name in program.parameters)
-    outputs = ", ".join(_tensor_text(program.tensor(name)) for name in program.results)
-    lines = [f"{program.name}({inputs}) -> {outputs}"]
+    lines = [header_text(program)]
     locals_ = [tensor for tensor in program.tensors if tensor.role == "local"]
     if locals_:
         lines.append(f"  local {', '.join(map(_tensor_text, locals_))}")
@@ -35,6 +33,13 @@ def program_text(program: ir.Program) -> str:
         lines.append(f"  if {', '.join(map(af.condition_text, conditions))}")
     lines.extend(f"  {equation_text(equation)}" for equation in program.equations)
     return "\n".join(lines)
+
+
+def header_text(program: ir.Program) -> str:
+    """Its name, inputs and results: `double(x: f64[N]) -> y: f64[N]`."""
+    inputs = ", ".join(_tensor_text(program.tensor(name)) for name in program.parameters)
+    outputs = ", ".join(_tensor_text(program.tensor(name)) for name in program.results)
+    return f"{program.name}({inputs}) -> {outputs}"
 
 
 def _tensor_text(tensor: ir.Tensor) -> str:

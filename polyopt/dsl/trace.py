@@ -21,7 +21,7 @@ from polyopt.dsl.state import Handle, State, activated, active
 from polyopt.dsl.tensor import Tensor
 from polyopt.dsl.verify import verify
 from polyopt.dtypes import DType
-from polyopt.errors import ArgumentError, DefinitionError, Span
+from polyopt.errors import ArgumentError, DefinitionError, Span, with_article
 
 Given = Mapping[
     str,
@@ -186,7 +186,8 @@ def _given_text(value: object) -> str:
     if isinstance(value, Handle):
         return f"the tensor '{value.name}'"
     kind = type(value).__name__
-    return f"{value!r}, a {kind}" if isinstance(value, bool | int | float | str | np.generic) else f"a {kind}"
+    shown = with_article(kind)
+    return f"{value!r}, {shown}" if isinstance(value, bool | int | float | str | np.generic) else shown
 
 
 def _input(state: State, parameter: Parameter, spec: Any) -> Handle:

@@ -13,7 +13,7 @@ import numpy as np
 from polyopt import dtypes
 from polyopt.classes import dataclass
 from polyopt.dtypes import DType
-from polyopt.errors import ArgumentError, DTypeError, ShapeError
+from polyopt.errors import ArgumentError, DTypeError, ShapeError, with_article
 from polyopt.runtime.kernel import ArrayInfo
 
 Array = np.ndarray[Any, Any]
@@ -145,7 +145,7 @@ def _accept_protocol(value: Any, name: str) -> Given:
 
 def _no_array(place: str, value: object, fix: str) -> ArgumentError:
     return ArgumentError(
-        f"{place} is a {type(value).__name__}, which is no array",
+        f"{place} is {with_article(type(value).__name__)}, which is no array",
         why="arrays are NumPy arrays, PyTorch tensors, and what has DLPack or __array_interface__",
         fix=fix,
         facts={"argument": place, "type": type(value).__name__},
@@ -166,8 +166,9 @@ def _view(value: Any, name: str, *, is_written: bool = False) -> Array:
             return np.asarray(value)
         except (TypeError, ValueError) as error:
             failure = error
+    kind, verb = with_article(type(value).__name__), "written" if is_written else "read"
     raise ArgumentError(
-        f"the memory of argument '{name}', a {type(value).__name__}, cannot be {'written' if is_written else 'read'}",
+        f"the memory of argument '{name}', {kind}, cannot be {verb}",
         why=str(failure),
         fix=f"convert it to a NumPy array first: np.asarray({name})",
         facts={"argument": name},
@@ -299,7 +300,7 @@ def scalar(value: Any, dtype: DType, name: str) -> Array:
         if error.facts.get("type") is None:
             raise
         raise ArgumentError(
-            f"the scalar '{name}' is given a {type(value).__name__}",
+            f"the scalar '{name}' is given {with_article(type(value).__name__)}",
             why=f"it is one number of dtype {dtype}",
             fix="pass a Python or NumPy number",
             facts=error.facts,

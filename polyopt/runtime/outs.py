@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polyopt.errors import ArgumentError
+from polyopt.errors import ArgumentError, with_article
 from polyopt.runtime import arrays
 from polyopt.runtime.arrays import Array
 
@@ -38,8 +38,8 @@ def _shown(found: Any) -> str:
     if isinstance(found, Mapping):
         return f"a dictionary with the keys {', '.join(map(repr, found))}" if found else "an empty dictionary"
     if isinstance(found, tuple | list):
-        return f"a {type(found).__name__} of {len(found)}"
-    return f"a {type(found).__name__}"
+        return f"{with_article(type(found).__name__)} of {len(found)}"
+    return with_article(type(found).__name__)
 
 
 def writable(value: Any, name: str) -> Array:

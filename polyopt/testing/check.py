@@ -17,7 +17,7 @@ from polyopt.api import Method
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import SizeRef
 from polyopt.dsl.ir import Program
-from polyopt.errors import ArgumentError, BackendUnavailable
+from polyopt.errors import ArgumentError, BackendUnavailable, with_article
 from polyopt.loops.text import loop_text
 from polyopt.reference.compare import Tolerance, difference, flatten, rebuild
 from polyopt.runtime.arguments import is_constant
@@ -310,7 +310,7 @@ def _prepare(
         op = op.op
     if not hasattr(op, "signature"):
         raise ArgumentError(
-            f"polyopt_check checks ops, and is given a {type(op).__name__}",
+            f"polyopt_check checks ops, and is given {with_article(type(op).__name__)}",
             fix="decorate the function with @po.op",
             facts={"type": type(op).__name__},
         )

@@ -334,3 +334,41 @@ def test_a_value_of_python_may_be_updated(operate: Callable[[Any, Any], Any]) ->
 
     x = np.arange(1, 4)
     assert_array_equal(updated(x), x / 2 if operate is operator.itruediv else operate(x.copy(), 2))
+
+
+def test_a_lowering_shows_itself_in_a_line() -> None:
+    assert repr(linear_relu.lower(M=5, N=6, K=7)).startswith(
+        "<lowering of linear_relu(x: f32[5, 7], w: f32[7, 6], b: f32[6]) -> out: f32[5, 6] for "
+    )
+
+
+@pytest.mark.parametrize("dynamic", [N, [N], (N, "M"), "N"])
+def test_sizes_themselves_may_be_dynamic(dynamic: Any) -> None:
+    @po.op(dynamic=dynamic)
+    def double(x: f64[M, N]):
+        return 2 * x
+
+    assert "N" in double.lower(M=3, N=4).program.sizes
+    assert_array_equal(double(np.ones((2, 3))), np.full((2, 3), 2.0))
+
+
+def test_a_tuple_of_one_tensor_or_size_is_explained() -> None:
+    @po.op
+    def double(x: f64[N]):
+        y = po.tensors("y")
+        y[i] = 2 * x[i]
+        return y
+
+    with pytest.raises(DefinitionError) as caught:
+        double(np.ones(3))
+    assert "tuples, even of one" in caught.value.fix and "po.tensor('y')" in caught.value.fix
+    with pytest.raises(DefinitionError) as caught:
+        po.index("t", extent=po.sizes("N"))
+    assert "a tuple, even of one name" in caught.value.why and "po.size('N')" in caught.value.fix
+
+
+def test_nouns_have_their_articles() -> None:
+    with pytest.raises(DefinitionError, match="the name of an index"):
+        po.index("9")
+    with pytest.raises(po.ArgumentError, match="is an object, which"):
+        linear_relu(X, W, object())

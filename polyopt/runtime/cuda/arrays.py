@@ -14,7 +14,7 @@ import numpy as np
 
 from polyopt import dtypes
 from polyopt.classes import dataclass
-from polyopt.errors import ArgumentError
+from polyopt.errors import ArgumentError, with_article
 from polyopt.runtime import arrays
 from polyopt.runtime.arrays import Array, Given
 from polyopt.runtime.cuda import dlpack
@@ -403,13 +403,13 @@ def _from_dlpack(value: Any, name: str) -> DeviceArray:
         found = dlpack.take(value.__dlpack__(stream=dlpack.LEGACY_STREAM))
     except (BufferError, RuntimeError, TypeError, ValueError) as failure:
         raise ArgumentError(
-            f"the memory of argument '{name}', a {type(value).__name__}, cannot be read",
+            f"the memory of argument '{name}', {with_article(type(value).__name__)}, cannot be read",
             why=str(failure),
             facts={"argument": name},
         ) from failure
     if found.device[0] not in dlpack.CUDA_DEVICES:
         raise ArgumentError(
-            f"argument '{name}', a {type(value).__name__}, is in the memory of no GPU of CUDA's",
+            f"argument '{name}', {with_article(type(value).__name__)}, is in the memory of no GPU of CUDA's",
             why=f"DLPack says device type {found.device[0]}",
             fix="copy it to the host, or to a GPU of CUDA's",
             facts={"argument": name, "device": found.device},
