@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from polyopt.dsl.spans import user_span
-from polyopt.errors import DefinitionError
+from polyopt.errors import DefinitionError, DTypeError
 
 
 class Operators:
@@ -130,6 +130,7 @@ class Operators:
             _refuse_numpy(f"np.{ufunc.__name__}")
         result = self._operate(name, *(as_operand(operand) for operand in inputs))
         if result is NotImplemented:
+            _refuse_dtypes(inputs)
             raise DefinitionError(
                 "a NumPy array meets a symbolic value",
                 where=user_span(),
@@ -198,6 +199,19 @@ _UFUNCS = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "truedi
 def as_operand(operand: object) -> object:
     """An operand as NumPy hands it over: scalars come wrapped in arrays of rank 0."""
     return operand[()] if isinstance(operand, np.ndarray) and operand.ndim == 0 else operand
+
+
+def _refuse_dtypes(operands: Sequence[object]) -> None:
+    """Raises `DTypeError` for a single value of NumPy that no dtype holds: complex numbers, dates."""
+    for operand in operands:
+        if isinstance(operand, np.generic | np.ndarray) and operand.ndim == 0 and operand.dtype.kind not in "biufV":
+            raise DTypeError(
+                f"a value of dtype {operand.dtype} meets a symbolic value",
+                where=user_span(),
+                why="There are no complex numbers and no dates in equations.",
+                fix="compute with its parts: .real and .imag, or numbers of days or seconds.",
+                facts={"dtype": str(operand.dtype)},
+            )
 
 
 def _refuse_numpy(name: str) -> NoReturn:

@@ -391,6 +391,7 @@ class Builder:
             return _OPEN
         operand = join(arg.type for arg in natural)
         if _is_float(operand):
+            _refuse_no_integer(expr, [concrete(arg.type) for arg in natural], operand)
             raise DTypeError(
                 f"'{source_text(expr)}' has operands of dtype {concrete(operand)}; logic takes booleans and integers",
                 where=expr.span,
@@ -498,13 +499,24 @@ def _require_integer(expr: Call, args: Sequence[Typed], operand: Type) -> None:
     if not _is_float(operand):
         return
     kinds = [concrete(arg.type) for arg in args]
-    if not any(kind.is_float for kind in kinds):  # u64 and a signed one, for which NumPy has f64
-        what = f"'{expr.name}' of {kinds[0]} and {kinds[1]}: no integer dtype holds both"
-        fix = f"convert how far: po.cast({source_text(expr.args[1])}, {kinds[0]})."
-    else:
-        text, kind = next((source_text(a), k) for a, k in zip(expr.args, kinds, strict=True) if k.is_float)
-        what, fix = f"'{expr.name}' shifts integers, and '{text}' is {kind}", "convert the operand: po.cast(..., i32)."
+    _refuse_no_integer(expr, kinds, operand)
+    text, kind = next((source_text(a), k) for a, k in zip(expr.args, kinds, strict=True) if k.is_float)
+    what, fix = f"'{expr.name}' shifts integers, and '{text}' is {kind}", "convert the operand: po.cast(..., i32)."
     raise DTypeError(what, where=expr.span, fix=fix, facts={"dtype": str(concrete(operand))})
+
+
+def _refuse_no_integer(expr: Call, kinds: Sequence[DType], operand: Type) -> None:
+    """Raises `DTypeError` for u64 and a signed integer, for which NumPy has f64."""
+    if any(kind.is_float for kind in kinds):
+        return
+    is_shift = expr.name in ("shl", "shr")  # of which the left operand gives the dtype
+    turned = 1 if is_shift else next(n for n, kind in enumerate(kinds) if kind.kind == "i")
+    raise DTypeError(
+        f"'{expr.name}' of {kinds[0]} and {kinds[1]}: no integer dtype holds both",
+        where=expr.span,
+        fix=f"convert one: po.cast({source_text(expr.args[turned])}, {kinds[1 - turned]}).",
+        facts={"dtype": str(concrete(operand))},
+    )
 
 
 def _is_float(type_: Type) -> bool:

@@ -18,7 +18,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import polyopt as po
-from polyopt import BoundsError, DefinitionError, cli, f32, f64, i32, i64
+from polyopt import BoundsError, DefinitionError, cli, f32, f64, i32, i64, u64
 
 M, N, K = po.sizes("M N K")
 i, j, k = po.indices("i j k")
@@ -372,3 +372,30 @@ def test_nouns_have_their_articles() -> None:
         po.index("9")
     with pytest.raises(po.ArgumentError, match="is an object, which"):
         linear_relu(X, W, object())
+
+
+@pytest.mark.parametrize("operate", [operator.and_, operator.or_, operator.xor, lambda a, b: operator.and_(b, a)])
+def test_logic_of_u64_and_an_index_says_what_to_convert(operate: Callable[[Any, Any], Any]) -> None:
+    @po.op
+    def masked(x: u64[N]):
+        y = po.tensor("y")
+        y[i] = operate(x[i], i)
+        return y
+
+    with pytest.raises(po.DTypeError, match="no integer dtype holds both") as caught:
+        masked(np.arange(3, dtype=np.uint64))
+    assert caught.value.fix == "convert one: po.cast(i, u64)."
+
+
+@pytest.mark.parametrize("value", [np.complex64(1), np.datetime64("2020-01-01")])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_scalar_of_numpy_without_a_dtype_here_is_named_by_its_dtype(value: Any, turned: bool) -> None:
+    @po.op
+    def added(x: f64[N]):
+        y = po.tensor("y")
+        y[i] = value + x[i] if turned else x[i] + value
+        return y
+
+    with pytest.raises(po.DTypeError) as caught:
+        added(np.ones(3))
+    assert str(value.dtype) in caught.value.what
