@@ -22,7 +22,7 @@ from polyopt.dsl.text import program_text
 from polyopt.errors import ArgumentError, PolyoptError
 from polyopt.fuzz import log
 from polyopt.fuzz.campaign import Campaign
-from polyopt.loading import assignments, load_file, load_operator
+from polyopt.loading import assignments, load_file, load_operator, text_parameters
 from polyopt.loops.ir import LoopProgram
 from polyopt.loops.text import loop_dot, loop_html, loop_json, loop_text
 from polyopt.measure import Case
@@ -97,10 +97,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(word: str) -> float:
-    """A time that ends. Raises `ValueError`, which argparse tells, for anything else."""
-    value = float(word)
+    """A time that ends. Raises `argparse.ArgumentTypeError` for anything else."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < float("inf"):
-        raise ValueError(f"{word} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{word!r} is no number of seconds")
     return value
 
 
@@ -128,7 +131,7 @@ def _add_show_schedule(commands: Commands) -> None:
 
 def _show_schedule(options: argparse.Namespace) -> None:
     operator = load_operator(options.operator)
-    sizes: dict[str, Any] = assignments(options.sizes)
+    sizes: dict[str, Any] = assignments(options.sizes, text_parameters(operator))
     target = options.target or ("cuda" if options.stage in GPU_STAGES else None)
     if target:
         operator = operator.on(target)
@@ -266,7 +269,7 @@ def _bench(options: argparse.Namespace) -> None:
     operator = load_operator(options.operator)
     if options.target:
         operator = operator.on(options.target)
-    sizes: dict[str, Any] = assignments(options.sizes)
+    sizes: dict[str, Any] = assignments(options.sizes, text_parameters(operator))
     lowering = operator.lower(**sizes)
     arguments = measure.random_arguments(operator, lowering.program, sizes)
     start = time.perf_counter()
@@ -310,7 +313,8 @@ def _tune(options: argparse.Namespace) -> None:
             raise ArgumentError("the records cannot be kept", why="there is no cache folder that can be written")
         print(f"took {len(found)} records; a compile that uses one proves its schedule anew")
     if options.operator is not None:
-        _tune_operator(load_operator(options.operator), assignments(options.sizes), options.seconds)
+        operator = load_operator(options.operator)
+        _tune_operator(operator, assignments(options.sizes, text_parameters(operator)), options.seconds)
     if options.export is not None:
         print(f"wrote {records.write_file(options.export)} records to {options.export}")
     if options.taken is options.export is options.operator is None:
@@ -319,7 +323,7 @@ def _tune(options: argparse.Namespace) -> None:
         )
 
 
-def _tune_operator(operator: Op, values: dict[str, Any], seconds: float) -> None:
+def _tune_operator(operator: Op, values: Mapping[str, Any], seconds: float) -> None:
     problem = operator.problem(**values)
     sizes = {name: value for name, value in values.items() if isinstance(value, int)}
     start = time.monotonic()

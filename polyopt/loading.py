@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TypeAlias
 
 from polyopt.api import Op
 from polyopt.errors import ArgumentError
+
+Value: TypeAlias = int | float | bool | str
+"""What a command line gives a size or a compile-time parameter."""
 
 
 def load_operator(name: str) -> Op:
@@ -19,7 +23,9 @@ def load_operator(name: str) -> Op:
     if not colon or not place or not attribute:
         raise ArgumentError(f"'{name}' names no operator", fix="FILE.py:OP, or package.module:op")
     module = load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-    operator = getattr(module, attribute, None)
+    operator: object = module
+    for part in attribute.split("."):  # of a class: `Net.step`
+        operator = getattr(operator, part, None)
     if not isinstance(operator, Op):
         found = [key for key, value in vars(module).items() if isinstance(value, Op)]
         raise ArgumentError(
@@ -58,20 +64,28 @@ def _load_module(name: str) -> ModuleType:
         ) from None
 
 
-def assignments(words: Sequence[str]) -> dict[str, int | float | bool]:
-    """The values of "NAME=VALUE" words. Raises `ArgumentError` for anything else, and for a name that comes twice."""
-    values: dict[str, int | float | bool] = {}
+def text_parameters(operator: Op) -> frozenset[str]:
+    """The compile-time parameters whose values are texts."""
+    return frozenset(p.name for p in operator.signature.parameters if p.constant_type is str)
+
+
+def assignments(words: Sequence[str], texts: Collection[str] = ()) -> dict[str, Value]:
+    """The values of "NAME=VALUE" words. Raises `ArgumentError` for anything else, and for a name that comes twice.
+
+    texts: names whose values are taken as they stand
+    """
+    values: dict[str, Value] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():
             raise ArgumentError(f"'{word}' sets nothing", fix="NAME=VALUE, for example M=512")
         if name in values:
             raise ArgumentError(f"{name} is set twice, the second time by '{word}'", fix="one value for each name")
-        values[name] = _value(name, value)
+        values[name] = value if name in texts else _value(name, value)
     return values
 
 
-def _value(name: str, word: str) -> int | float | bool:
+def _value(name: str, word: str) -> Value:
     if word in ("True", "False", "true", "false"):
         return word.lower() == "true"
     for parse in (int, float):
@@ -79,4 +93,4 @@ def _value(name: str, word: str) -> int | float | bool:
             return parse(word)
         except ValueError:
             continue
-    raise ArgumentError(f"'{word}' is no value for {name}", fix=f"a number, True or False: {name}=512")
+    raise ArgumentError(f"'{word}' is no value for {name}", fix=f"a number, True or False: {name}=512, or {name}=True")

@@ -128,6 +128,39 @@ def test_what_is_required_is_named_and_nothing_else(capsys: pytest.CaptureFixtur
     assert "arguments are required: FILE.py:OP\n" in capsys.readouterr().err
 
 
+NESTED = """
+import polyopt as po
+N, i = po.size("N"), po.index("i")
+
+class Net:
+    @staticmethod
+    @po.op
+    def scaled(x: po.f64[N], mode: str, up: bool = False):
+        y = po.tensor("y")
+        y[i] = (2 if mode == "b" else 3) * x[i] + (100 if up else 0)
+        return y
+"""
+
+
+def test_an_operator_in_a_class_is_found_and_texts_are_taken_for_its_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nested_model.py").write_text(NESTED, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    words = ("show-schedule", "nested_model.py:Net.scaled", "N=5", "--stage", "program")
+    assert "y[i] = 2 * x[i] + 0" in output(capsys, *words, "mode=b")
+    assert "y[i] = 3 * x[i] + 100" in output(capsys, *words, "mode=1", "up=True")
+    assert "up=True" in complaint(capsys, *words, "mode=b", "up=yes")
+    assert "'Net.other' is no operator" in complaint(capsys, "show-schedule", "nested_model.py:Net.other", "N=5")
+
+
+@pytest.mark.parametrize("seconds", ["-1", "soon", "inf", "nan"])
+def test_a_time_that_is_none_is_told(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["fuzz", "--seconds", seconds])
+    assert f"'{seconds}' is no number of seconds" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--export", "--import"])
 def test_records_that_cannot_be_written_or_read_are_no_traceback(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
