@@ -152,12 +152,14 @@ class Op(Unchanging):
         values = result_arrays.by_position(out, traced.structure.rebuild(range(traced.structure.count)), "out")
         targets = {name: result_arrays.writable(values[n], name) for n, name in enumerate(traced.program.results)}
         compilation.check_places({**given.arrays, **targets}, self._target(given))
-        strided = {name: array for name, array in targets.items() if arrays.layout(array) is not None}
+        aligned = {name: array for name, array in targets.items() if arrays.is_aligned(array)}
+        strided = {name: array for name, array in aligned.items() if arrays.layout(array) is not None}
         variant = self._variant(given, strided)
         run_into(variant.call, lambda: self._variant(given, {}).call, given.arrays, tuple(targets.values()))
         if given.is_as_given and not strided:
             self._remember(args, named, variant)
-        seen = self._glance.look(args, {}) if args and not named and given.is_as_given else None
+        is_direct = given.is_as_given and len(aligned) == len(targets)
+        seen = self._glance.look(args, {}) if args and not named and is_direct else None
         if seen is not None:
             self._ways.learn_into(seen[0], variant.call, args, out)
         return out
@@ -216,7 +218,7 @@ class Op(Unchanging):
 
             tuning.ensure(problem, sizes)
         call = Call(compilation.kernel_for(problem), sizes, given.arrays, outs)
-        compilation.check_strictly(problem, sizes, given.arrays, lambda: _results(call, given.arrays))
+        compilation.check_strictly(problem, sizes, given.arrays, lambda: _results(call, given.arrays, outs))
         return Variant(call, traced.structure)
 
     def _target(self, given: Arguments) -> Target:
@@ -511,8 +513,12 @@ def einsum(*operands: Any, **options: Any) -> Any:
 # --- helpers ----------------------------------------------------------------------------------------------------
 
 
-def _results(call: Runs, inputs: Mapping[str, Array]) -> list[Array]:
-    results = call.new_results()
+def _results(call: Runs, inputs: Mapping[str, Array], outs: Mapping[str, Array]) -> list[Array]:
+    """What the call computes, in arrays that lie in memory as those of `outs` do, which it was made for."""
+    results = [
+        arrays.laid_out_as(outs[info.name]) if info.name in outs else new
+        for (info, _), new in zip(call.results, call.new_results())
+    ]
     call.run(tuple(inputs.values()), results)
     return results
 

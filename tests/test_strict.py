@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +16,7 @@ from polyopt import api, f64, strict
 from polyopt.loops.ir import Block, For, Load, LoopProgram, Store, integer, walk_expr
 
 K, M, N = po.sizes("K M N")
+r, c = po.indices("r c")
 t = po.index("t", 1, N)
 
 
@@ -107,13 +110,56 @@ def test_the_machine_codes_own_results_are_checked(monkeypatch: pytest.MonkeyPat
     with po.strict_checks():
         assert (op(x) == np.cumsum(x)).all()
 
-    def zeros(_: Any, inputs: Any) -> list[Any]:
+    def zeros(_: Any, inputs: Any, outs: Any) -> list[Any]:
         return [np.zeros(len(inputs["x"]))]
 
     monkeypatch.setattr(api, "_results", zeros)
     with po.strict_checks(), pytest.raises(po.LegalityError):
         op(np.arange(7.0))
     assert (op(np.arange(7.0)) == np.cumsum(np.arange(7.0))).all()
+
+
+@po.op
+def doubled(x: f64[M, N]):
+    y = po.tensor("y")
+    y[r, c] = x[r, c] * 2
+    return y
+
+
+def packed(m: int, n: int) -> Any:
+    """An array whose elements lie at odd addresses."""
+    return np.zeros((m, n), [("tag", "i1"), ("value", "f8")])["value"]
+
+
+OUTS: dict[str, Callable[[int, int], Any]] = {
+    "every fortieth row": lambda m, n: np.zeros((m * 40, n))[::40],
+    "transposed": lambda m, n: np.zeros((n, m)).T,
+    "backwards": lambda m, n: np.zeros((m, n))[::-1, ::-1],
+    "every third column, backwards": lambda m, n: np.zeros((m, 3 * n))[:, ::-3],
+    "unaligned": packed,
+}
+
+
+@pytest.mark.parametrize("place", OUTS)
+def test_results_are_checked_where_they_lie_as_in_out(place: str) -> None:
+    op = po.op(doubled.__wrapped__)
+    x, out = np.random.default_rng(0).random((10, 12)), OUTS[place](10, 12)
+    with po.strict_checks():
+        assert op(x, out=out) is out
+    np.testing.assert_array_equal(out, 2 * x)
+
+
+def test_a_checked_call_stays_inside_the_memory_of_its_results() -> None:
+    code = """if True:
+        import numpy as np, polyopt as po
+        from tests.test_strict import OUTS, doubled
+        x, out = np.ones((300, 64)), OUTS["every fortieth row"](300, 64)
+        with po.strict_checks():
+            doubled(x, out=out)
+        assert (out == 2).all()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_large_calls_are_not_walked_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -359,6 +359,13 @@ def layout(array: Array) -> Layout:
     return tuple(0 if extent <= 1 else stride for extent, stride in zip(array.shape, array.strides))
 
 
+def laid_out_as(array: Array) -> Array:
+    """A new array of the same shape, dtype and strides. Not initialised."""
+    low, high = np.lib.array_utils.byte_bounds(array)
+    memory = np.empty(high - low, np.uint8)
+    return np.ndarray(array.shape, array.dtype, memory, array.ctypes.data - low, array.strides)
+
+
 def is_aligned(array: Array) -> bool:
     """Whether a kernel can work on the array where it is."""
     on_device = getattr(array, "is_aligned", None)
