@@ -29,7 +29,7 @@ class Call:
     def __init__(
         self, kernel: Kernel, sizes: Mapping[str, int], arguments: Mapping[str, Array], outs: Mapping[str, Array]
     ) -> None:
-        """Check the sizes against what the kernel demands. Raises `ShapeError`.
+        """Check the sizes against what the kernel demands. Raises `ShapeError`, and what `outs` that do not fit earn.
 
         arguments: arrays like those of the calls to come, in the order in which the calls give them
         outs:      arrays like those that the calls to come compute into, where these have strides of their own
@@ -42,6 +42,7 @@ class Call:
             arrays.check_size(result, shape)
         self.info = info
         self.results: tuple[tuple[ArrayInfo, tuple[int, ...]], ...] = tuple(zip(info.results, shapes))
+        check_outs(self.results, outs)
         self._new = tuple((shape, result.dtype.numpy) for result, shape in self.results)
         self._order = tuple(names.index(array.name) for array in info.inputs)
         self._mask = max((array.dtype.itemsize for array in info.arguments), default=1) - 1
@@ -145,6 +146,13 @@ def check_conditions(info: KernelInfo, sizes: Mapping[str, int]) -> None:
             )
 
 
+def check_outs(results: Sequence[tuple[ArrayInfo, tuple[int, ...]]], outs: Mapping[str, Array]) -> None:
+    """Raise `DTypeError`, `ShapeError` or `ArgumentError` where an array does not fit the result of its name."""
+    for info, shape in results:
+        if info.name in outs:
+            arrays.check_out(outs[info.name], info.name, info.dtype, shape)
+
+
 def parameter(name: str, info: KernelInfo, sizes: Mapping[str, int], arguments: Mapping[str, Array]) -> int:
     """The value of an i64 parameter of a kernel: a size, or a stride of an argument or result."""
     if name in sizes:
@@ -179,8 +187,7 @@ def run_into(direct: Runs, contiguous: Callable[[], Runs], inputs: Mapping[str, 
                 array of `outs` shares memory with an input in a way the kernel does not allow, or is not aligned
     Raises `DTypeError`, `ShapeError` or `ArgumentError` before anything is computed where `outs` do not fit.
     """
-    for (info, shape), out in zip(direct.results, outs):
-        arrays.check_out(out, info.name, info.dtype, shape)
+    check_outs(direct.results, {info.name: out for (info, _), out in zip(direct.results, outs)})
     _check_distinct(direct, outs)
     in_place = direct.info.in_place
     if all(

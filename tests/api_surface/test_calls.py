@@ -228,6 +228,25 @@ def test_out_must_fit() -> None:
         double(V, out=[0.0] * 9)
 
 
+def test_out_of_a_dynamic_op_must_fit_where_the_kernel_is_known_too() -> None:
+    @po.op(dynamic=True)
+    def twice(x: f64[M, N]):
+        y = po.tensor("y")
+        y[i, j] = 2 * x[i, j]
+        return y
+
+    x, fitting = np.ones((10, 12)), np.zeros((12, 10)).T
+    assert twice(x, out=fitting) is fitting
+    for bad in (np.zeros(50)[::2], np.zeros((10, 12, 2))[..., ::2], np.zeros((12, 20)).T, np.zeros(())):
+        with pytest.raises(po.ShapeError):
+            twice(x, out=bad)
+    with pytest.raises(po.DTypeError):
+        twice(x, out=np.zeros((12, 10), np.float32).T)
+    with po.strict_checks(), pytest.raises(po.DTypeError):
+        twice(x, out=np.zeros((12, 10), np.int64).T)
+    assert_array_equal(fitting, 2 * x)
+
+
 @pytest.mark.parametrize("op", [double, reverse, running_sum])
 def test_out_may_be_the_input(op: Any) -> None:
     wanted = op(V)

@@ -15,7 +15,7 @@ import numpy as np
 from polyopt.classes import dataclass
 from polyopt.runtime import arrays, extent
 from polyopt.runtime.arrays import Array
-from polyopt.runtime.calls import address_of, check_conditions, parameter
+from polyopt.runtime.calls import address_of, check_conditions, check_outs, parameter
 from polyopt.runtime.cuda.arrays import ALIGNMENT, DeviceArray, Home, TorchHome, empty, span
 from polyopt.runtime.cuda.driver import Memory
 from polyopt.runtime.cuda.program import LaunchPlan, Program
@@ -83,7 +83,7 @@ class CudaCall:
     def __init__(
         self, kernel: CudaKernel, sizes: Mapping[str, int], arguments: Mapping[str, Array], outs: Mapping[str, Array]
     ) -> None:
-        """Check the sizes against what the kernel demands. Raises `ShapeError`.
+        """Check the sizes against what the kernel demands. Raises as `runtime.calls.Call` does.
 
         arguments, outs: as `runtime.calls.Call` takes them
         """
@@ -94,6 +94,7 @@ class CudaCall:
             arrays.check_size(result, shape)
         self.info = info
         self.results: tuple[tuple[ArrayInfo, tuple[int, ...]], ...] = tuple(zip(info.results, shapes))
+        check_outs(self.results, outs)
         self._kernel = kernel
         self._inputs = tuple(_inputs(info, arguments, shapes))
         self._outputs = tuple(_Output(each.name, shape, each.dtype.numpy) for each, shape in self.results)
