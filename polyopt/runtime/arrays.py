@@ -167,12 +167,23 @@ def _view(value: Any, name: str, *, is_written: bool = False) -> Array:
         except (TypeError, ValueError) as error:
             failure = error
     kind, verb = with_article(type(value).__name__), "written" if is_written else "read"
+    if any(words in str(failure) for words in _ABOUT_DTYPES):
+        raise DTypeError(
+            f"the elements of argument '{name}', {kind}, are of no dtype that polyopt has",
+            why=str(failure),
+            fix="pass numbers of 8 to 64 bits in this machine's byte order",
+            facts={"argument": name},
+        ) from failure
     raise ArgumentError(
         f"the memory of argument '{name}', {kind}, cannot be {verb}",
         why=str(failure),
         fix=f"convert it to a NumPy array first: np.asarray({name})",
         facts={"argument": name},
     ) from failure
+
+
+_ABOUT_DTYPES = ("byte order", "dtype")
+"""Words of NumPy's where it gives no array by DLPack because of its elements, which nothing else tells of."""
 
 
 def _maker(value: Any) -> Wrap | None:

@@ -62,6 +62,15 @@ def test_other_dtypes_are_refused_by_name(value: np.ndarray) -> None:
     assert caught.value.fix
 
 
+@pytest.mark.parametrize("dtype", [">f4", object, "datetime64[s]"])
+def test_other_dtypes_behind_dlpack_are_refused_as_such(dtype: str) -> None:
+    value = Dlpack(np.zeros(3, dtype))
+    with pytest.raises(DTypeError, match="argument 'weights'"):
+        arrays.accept(value, "weights")
+    with pytest.raises(DTypeError, match="out"):
+        arrays.accept_out(value, "y")
+
+
 @pytest.mark.parametrize("value", [[1, 2], None, "text", object(), {"a": 1}, 1j])
 def test_what_is_no_array_is_refused_by_name(value: object) -> None:
     with pytest.raises((ArgumentError, DTypeError), match="argument 'x'"):
