@@ -230,6 +230,12 @@ def test_a_wrong_expectation_fails(polyopt_check):
     polyopt_check(linear_relu, x, w, b, expected=x @ w + b + 0.5, rtol=0, atol=0.6)
 
 
+@pytest.mark.parametrize("kind", [AssertionError, Exception, pytest.fail.Exception])
+def test_a_failure_is_caught_as_an_assertion_and_as_one_of_pytest(kind, polyopt_check):
+    with pytest.raises(kind, match=r"differs from expected=[\s\S]*loops:"):
+        polyopt_check(linear_relu, M=5, N=7, K=6, expected=np.ones((5, 7), np.float32))
+
+
 def test_an_access_behind_an_array_is_found_and_the_process_lives_on():
     array = guarded((5,), np.dtype("f4")).array
     beyond = np.lib.stride_tricks.as_strided(array, (6,), (4,))
@@ -339,6 +345,7 @@ def test_the_plugin_offers_fixture_and_options(pytester):
     pytester.makepyfile(TEST_FILE)
     result = pytester.runpytest("--polyopt-seed=3", "--polyopt-target=cpu")
     result.assert_outcomes(passed=1, failed=1)
+    result.stdout.no_fnmatch_line("*check.py*")
     result.stdout.fnmatch_lines(["*double: the result differs from the reference*", "*seed 3 (--polyopt-seed=3*"])
 
 

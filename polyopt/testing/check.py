@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pytest
+from _pytest.outcomes import Failed  # what pytest calls `pytest.fail.Exception`, a name that is no type to a checker
 from numpy.typing import NDArray
 
 from polyopt import compilation, reference
@@ -37,6 +38,10 @@ OTHER_ORDER = 7
 """The emulator's seed for a second run: threads in a random order."""
 _SLACK = 2.0
 """The bound on errors is of first order, and the reference itself is rounded: twice the bound is allowed."""
+
+
+class CheckFailed(Failed, AssertionError):
+    """An op does not pass. pytest shows the message alone, and it is an error of Python's, as of a failed assertion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class Checker:
         expected:    what the results should be, apart from the reference; in the op's structure
         rtol, atol:  instead of the tolerance that follows from dtypes and reduction lengths
 
-        Fails the test with the element that is furthest off, the seed, and the loops.
+        Raises `CheckFailed` with the element that is furthest off, the seed, and the loops.
         """
         chosen = self.seed if seed is None else seed
         result = None
@@ -263,7 +268,7 @@ class _Case:
         if self.is_gpu:
             numbered = (f"{n:>4} {line}" for n, line in enumerate(self.lowered.source("cuda").splitlines(), 1))
             shown += f"\nkernels:\n{_indented(numbered)}"
-        pytest.fail(f"{self.program.name}: {what}\n{self.note}\n{shown}", pytrace=False)
+        raise CheckFailed(f"{self.program.name}: {what}\n{self.note}\n{shown}", pytrace=False)
 
 
 def _indented(lines: Iterable[str]) -> str:
