@@ -24,6 +24,7 @@ from polyopt.dsl.text import program_text
 from polyopt.dsl.trace import Traced
 from polyopt.equations import Equations
 from polyopt.errors import ArgumentError, PolyoptError
+from polyopt.forks import is_compiling
 from polyopt.problem import Choices, Numerics, Problem, check_choices, dynamic_names
 from polyopt.quick import QuickWays, written
 from polyopt.runtime import arguments, arrays, pool
@@ -369,7 +370,8 @@ class Op(Unchanging):
 class _Prepared:
     """A variant that is made by the first thread that wants it, while the others wait.
 
-    A signal handler or a finaliser that wants it in that very thread, which cannot wait, makes it itself.
+    A signal handler or a finaliser that wants it in a thread that makes or compiles something makes it itself: whoever
+    makes it may wait for that very thread.
     """
 
     __slots__ = ("_lock", "_variant")
@@ -380,10 +382,25 @@ class _Prepared:
 
     def get(self, make: Callable[[], Variant]) -> Variant:
         if self._variant is None:
-            with self._lock:
+            is_alone = self._lock.acquire(blocking=not (_MAKING.depth or is_compiling()))
+            _MAKING.depth += 1
+            try:
                 if self._variant is None:
                     self._variant = make()
+            finally:
+                _MAKING.depth -= 1
+                if is_alone:
+                    self._lock.release()
         return self._variant
+
+
+class _Making(threading.local):
+    """How many variants, one inside the other, this thread makes."""
+
+    depth = 0
+
+
+_MAKING = _Making()
 
 
 class Method(Composed):

@@ -18,6 +18,11 @@ LEARNING = threading.RLock()
 another thread or by the call that a finaliser or a handler interrupts, learns with a later call."""
 
 
+def is_compiling() -> bool:
+    """Whether this thread holds `COMPILING`, so that it must not wait for a thread that may need it."""
+    return bool(COMPILING._is_owned())  # type: ignore[attr-defined]  # as `threading.Condition` asks any lock
+
+
 def _wait() -> None:
     COMPILING.acquire()
     LEARNING.acquire()

@@ -52,6 +52,11 @@ def test_threads_many_more_times(tmp_path: Path, round_number: int) -> None:
 
 
 @posix
+def test_a_signal_handler_waits_for_no_thread_that_waits_for_its_own(tmp_path: Path) -> None:
+    finish(start("handler_beside_a_first_call()", tmp_path / "cache"), timeout_s=60)
+
+
+@posix
 def test_forks_after_parallel_use(tmp_path: Path) -> None:
     finish(start("forks(200)", tmp_path / "cache"))
 

@@ -18,6 +18,7 @@ import numpy as np
 
 import polyopt as po
 from polyopt import i64
+from polyopt.forks import COMPILING
 from polyopt.runtime import jit
 from polyopt.target import Target, host
 
@@ -130,6 +131,31 @@ def threads(count: int, calls: int) -> None:
     for thread in running:
         thread.join()
     assert not wrong, wrong[:3]
+
+
+def handler_beside_a_first_call() -> None:
+    """A handler of a signal, in the thread that compiles, calls an op whose first call another thread is making."""
+    is_read = threading.Event()
+
+    @po.op
+    def small(x: i64[M, N]):
+        is_read.set()
+        y = po.tensor("y")
+        y[i] += x[i, j]
+        return y
+
+    x = np.arange(35).reshape(5, 7)
+    found: list[np.ndarray] = []
+    signal.signal(signal.SIGALRM, lambda *_: found.append(small(x)))
+    thread = threading.Thread(target=lambda: found.append(small(x)))
+    with COMPILING:
+        thread.start()
+        assert is_read.wait(60), "the equations are not read"
+        signal.raise_signal(signal.SIGALRM)
+    thread.join()
+    assert len(found) == 2
+    for each in found:
+        np.testing.assert_array_equal(each, x.sum(axis=1))
 
 
 # --- forks ------------------------------------------------------------------------------------------------------
