@@ -24,7 +24,7 @@ from polyopt.dsl.text import program_text
 from polyopt.dsl.trace import Traced
 from polyopt.equations import Equations
 from polyopt.errors import ArgumentError, PolyoptError
-from polyopt.forks import is_compiling
+from polyopt.forks import COMPILING, is_compiling
 from polyopt.problem import Choices, Numerics, Problem, check_choices, dynamic_names
 from polyopt.quick import QuickWays, written
 from polyopt.runtime import arguments, arrays, pool
@@ -258,8 +258,9 @@ class Op(Unchanging):
 
         numerics="strict": in the op's own dtypes, sums in index order, as a strict kernel computes them
         """
-        from polyopt import reference
-        from polyopt.codegen_c.vmath.numpy import forms
+        with COMPILING:  # so that none is half imported where a process forks
+            from polyopt import reference
+            from polyopt.codegen_c.vmath.numpy import forms
 
         check_choices(replace(self._choices, numerics=numerics))  # type: ignore[arg-type]  # it is what is checked
         given = arguments.bind(self.signature, args, kwargs)
@@ -522,9 +523,15 @@ def op(
 
 def einsum(*operands: Any, **options: Any) -> Any:
     """`numpy.einsum`, compiled: see `contraction.einsum`."""
-    from polyopt import contraction  # it makes ops, so it builds on this module
+    return _einsum()(*operands, **options)
 
-    return contraction.einsum(*operands, **options)
+
+@functools.cache
+def _einsum() -> Callable[..., Any]:
+    with COMPILING:  # so that it is not half imported where a process forks
+        from polyopt import contraction  # it makes ops, so it builds on this module
+
+        return contraction.einsum
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------

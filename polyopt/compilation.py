@@ -122,9 +122,9 @@ class _Compiler:
         arrays: Mapping[str, Array],
         run: Callable[[], Sequence[Array]],
     ) -> None:
-        from polyopt import strict
-
         with COMPILING:
+            from polyopt import strict
+
             lowering = self.lower(problem, recorded_picks(problem)).settled
             if strict.is_small(lowering, sizes):
                 strict.check(lowering, sizes, arrays)

@@ -65,7 +65,7 @@ def accept(value: Any, name: str) -> Given:
     """
     if type(value) is np.ndarray:
         given = Given(value)
-    elif isinstance(value, np.ma.MaskedArray):
+    elif _is_masked(value):
         raise ArgumentError(
             f"argument '{name}' is a masked array",
             why="the mask would be ignored",
@@ -197,6 +197,11 @@ def _maker(value: Any) -> Wrap | None:
         return namespace.from_dlpack(array) if has_dlpack else namespace.asarray(array)
 
     return wrap
+
+
+def _is_masked(value: object) -> bool:
+    """Whether `value` is a masked array of NumPy, which opens that module late: where it is not open, there is none."""
+    return isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ()))
 
 
 def is_torch(value: object) -> bool:

@@ -73,6 +73,11 @@ def test_forks_while_another_thread_is_inside_llvm(tmp_path: Path, use_of_llvm: 
 
 
 @posix
+def test_what_calls_import_is_whole_where_a_process_forks(tmp_path: Path) -> None:
+    finish(start("imports_as_it_goes()", tmp_path / "cache"))
+
+
+@posix
 @pytest.mark.trust
 @pytest.mark.parametrize("round_number", range(10))
 def test_many_more_forks(tmp_path: Path, round_number: int) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 import polyopt as po
-from polyopt import i64
-from polyopt.forks import COMPILING
+from polyopt import f32, i64
+from polyopt.forks import COMPILING, is_compiling
 from polyopt.runtime import jit
 from polyopt.target import Target, host
 
@@ -217,6 +217,40 @@ def fork_beside(use_of_llvm: str) -> None:
     assert is_inside.wait(60), "LLVM is not used"
     _expect_right_in_a_child(kind(2), np.arange(300).reshape(20, 15))
     thread.join()
+
+
+def imports_as_it_goes() -> None:
+    """Calls of every kind open modules under the lock that a fork waits for, and not beside it."""
+    opened: list[str] = []
+
+    class Watch:
+        def find_spec(self, name: str, *_: object) -> None:
+            if not is_compiling():
+                opened.append(name)
+
+    @po.op
+    def scaled(x: f32[M, N], a: f32, k: int = 2):
+        y = po.tensor("y")
+        y[i, j] = a * x[i, j] * k
+        return y
+
+    sys.meta_path.insert(0, Watch())
+    x = np.ones((5, 7), np.float32)
+    scaled(x, 2.0)
+    scaled(x, np.float32(3), 5)
+    scaled(x[:, ::2], 2)
+    scaled(x, 2.0, out=np.zeros((7, 5), np.float32).T)
+    scaled.reference(x, 2.0)
+    po.einsum("ij,kj->ik", x, x)
+    with po.strict_checks():
+        scaled(x[1:], 2.0)
+    for wrong in (x.astype(">f4"), x[0], "text"):
+        try:
+            scaled(wrong, 2.0)
+        except po.PolyoptError:
+            continue
+        raise AssertionError(wrong)
+    assert set(opened) <= {"islpy", "llvmlite"}, opened  # the cache asks for their versions, and opens neither
 
 
 def _expect_right_in_a_child(op: po.Op, x: np.ndarray) -> None:
