@@ -99,6 +99,23 @@ define internal ptr @none() {
   ret ptr @_Py_NoneStruct
 }
 
+; Whether two dtypes of numbers are equal: of one type of scalar and one byte order. An array that was pickled has a
+; dtype object of its own.
+define internal i1 @same_dtype(i64 %found_word, i64 %wanted_word) alwaysinline {
+  %found = inttoptr i64 %found_word to ptr
+  %wanted = inttoptr i64 %wanted_word to ptr
+  %found_type = call i64 @field(ptr %found, i64 16)
+  %wanted_type = call i64 @field(ptr %wanted, i64 16)
+  %same_type = icmp eq i64 %found_type, %wanted_type
+  %found_place = getelementptr i8, ptr %found, i64 26
+  %wanted_place = getelementptr i8, ptr %wanted, i64 26
+  %found_order = load i8, ptr %found_place
+  %wanted_order = load i8, ptr %wanted_place
+  %same_order = icmp eq i8 %found_order, %wanted_order
+  %same = and i1 %same_type, %same_order
+  ret i1 %same
+}
+
 ; Whether one array is of the dtype, rank, alignment, extents and strides at %expected, which begins with the kind.
 define internal i1 @fits_array(ptr %array, ptr %expected, i64 %array_type) {
 entry:
@@ -108,7 +125,7 @@ entry:
 look:
   %dtype = call i64 @field(ptr %array, i64 56)
   %wanted_dtype = call i64 @word(ptr %expected, i64 1)
-  %same_dtype = icmp eq i64 %dtype, %wanted_dtype
+  %same_dtype = call i1 @same_dtype(i64 %dtype, i64 %wanted_dtype)
   %rank_place = getelementptr i8, ptr %array, i64 24
   %rank32 = load i32, ptr %rank_place
   %rank = sext i32 %rank32 to i64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -41,6 +43,11 @@ def entry(code: LoadedCode, *examples: Any, added: int = 0, workspace: tuple[int
     return Entry(fastcall._Trial(code.addresses[TRIAL]), examples, [0, 1, -1], made, [added], workspace)
 
 
+def pickled(value: Any) -> Any:
+    """As another process gives it: a dtype is an object of its own, if NumPy knows it."""
+    return pickle.loads(pickle.dumps(value))  # noqa: S301 - our own
+
+
 def test_a_call_that_fits_runs_and_others_give_none(code: LoadedCode) -> None:
     entries = Entries(code)
     assert entries.call(X, Y) is None
@@ -63,6 +70,10 @@ MISFITS: list[Callable[[], tuple[Any, ...]]] = [
     lambda: (X.tolist(), Y),
     lambda: (X.astype(np.int32), Y),
     lambda: (X.astype(">i8"), Y),
+    lambda: (X.view(pickled(np.dtype(">i8"))), Y),
+    lambda: (X.view(np.uint64), Y),
+    lambda: (X.view("m8[ns]"), Y),
+    lambda: (X.view([("value", "i8")]), Y),
     lambda: (X[:1], Y),
     lambda: (X[0], Y),
     lambda: (X[None], Y),
@@ -80,6 +91,15 @@ def test_an_argument_that_differs_in_one_thing_is_not_taken(code: LoadedCode, mi
     entries = Entries(code)
     entries.add(entry(code, X, Y))
     assert entries.call(*misfit()) is None
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "bfloat16"])
+def test_an_array_that_was_pickled_is_taken(code: LoadedCode, dtype: str) -> None:
+    array = np.ones(4, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    entries = Entries(code)
+    entries.add(entry(code, X, array))
+    assert entries.call(X, pickled(array)) is not None
+    assert entries.call(pickled(X), array) is not None
 
 
 def test_entries_are_tried_latest_first_and_the_oldest_are_forgotten(code: LoadedCode) -> None:
