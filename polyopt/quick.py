@@ -13,11 +13,13 @@ import numpy as np
 
 from polyopt import compilation, settings
 from polyopt.dsl.results import Structure
-from polyopt.dsl.signature import Signature
+from polyopt.dsl.signature import Parameter, Signature
 from polyopt.forks import LEARNING
 from polyopt.runtime import arrays
+from polyopt.runtime.arguments import reach
 from polyopt.runtime.calls import Call, Example, Runs
 from polyopt.runtime.fastcall import Entries, Entry, Number, Quick, Same
+from polyopt.runtime.glance import NUMBERS
 
 REMEMBERED = 4096
 """Kinds of calls that are known to have been learnt; more, and an old one may be learnt again."""
@@ -109,14 +111,23 @@ class QuickWays:
                 examples.append(Same(value))
             elif type(value) is np.ndarray:
                 examples.append(value)
-            elif parameter.kind == "scalar" and parameter.dtype is not None:
-                number = Number(type(value), parameter.dtype.numpy)
-                if not number.is_supported:
+            else:
+                number = _number(value, parameter)
+                if number is None or not number.is_supported:
                     return None
                 examples.append(number)
-            else:
-                return None
         return examples
+
+
+def _number(value: Any, parameter: Parameter) -> Number | None:
+    """An argument that is a number, as the quick way takes it; None where it is none."""
+    if type(value) not in NUMBERS:
+        return None
+    if parameter.number_dtype is not None:
+        return Number(type(value), parameter.number_dtype.numpy)
+    if parameter.kind != "unannotated":
+        return None
+    return Number(type(value), np.asarray(value).dtype, reach(value) if type(value) is int else None)
 
 
 def written(out: Any) -> tuple[Any, ...] | None:

@@ -50,6 +50,11 @@ class Parameter:
         return self.default is not inspect.Parameter.empty
 
     @property
+    def number_dtype(self) -> DType | None:
+        """The dtype that a number is converted to; None where the parameter takes none, or takes it as it is."""
+        return self.dtype if self.kind == "scalar" or (self.kind == "tensor" and not self.dims) else None
+
+    @property
     def is_keyword_only(self) -> bool:
         return bool(self.python_kind is inspect.Parameter.KEYWORD_ONLY)
 

@@ -98,8 +98,10 @@ def _is_as_given(parameter: Parameter, value: object, array: Array) -> bool:
     """Whether the array is the value's memory, neither converted nor copied; numbers are converted in every call."""
     if arrays.place(array) is not None:
         return getattr(array, "owner", None) is value
-    if type(value) in (bool, int, float):
+    if isinstance(value, bool | int | float | np.generic):
         return True
+    if parameter.kind == "scalar" and isinstance(value, np.ndarray):
+        return bool(value.dtype == array.dtype)
     if isinstance(value, np.ndarray):
         return (array.dtype, array.strides, array.ctypes.data) == (value.dtype, value.strides, value.ctypes.data)
     return parameter.kind != "scalar" and array.base is not None
@@ -198,14 +200,14 @@ def _typed(parameter: Parameter, value: Any, given: arrays.Given) -> arrays.Give
 
 def _free(name: str, array: Array, value: object) -> Free:
     units = tuple(extent == 1 for extent in array.shape)
-    reach = _reach(value) if type(value) is int else None
-    return arrays.check_dtype(array, name), array.ndim, units, type(value) in (bool, int, float), reach
+    bounds = reach(value) if type(value) is int else None
+    return arrays.check_dtype(array, name), array.ndim, units, type(value) in (bool, int, float), bounds
 
 
-def _reach(value: int) -> tuple[int, int]:
+def reach(value: int) -> tuple[int, int]:
     """A range that holds the integer, one of few, so that calls with others of about its size share a kernel."""
     if value < 0:
-        return tuple(~end for end in reversed(_reach(~value)))  # type: ignore[return-value]  # two of them
+        return tuple(~end for end in reversed(reach(~value)))  # type: ignore[return-value]  # two of them
     place = next(n for n, bits in enumerate(_BITS) if value < 1 << bits)
     return 1 << _BITS[place - 1] if place else 0, (1 << _BITS[place]) - 1
 

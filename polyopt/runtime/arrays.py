@@ -72,7 +72,7 @@ def accept(value: Any, name: str) -> Given:
             fix=f"pass {name}.filled(...), and the mask as an argument of its own",
             facts={"argument": name},
         )
-    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+    elif isinstance(value, int) and not is_representable(value):
         raise ArgumentError(
             f"argument '{name}' is an integer of {value.bit_length()} bits",
             why="integers have 64",
@@ -87,6 +87,11 @@ def accept(value: Any, name: str) -> Given:
         given = _accept_protocol(value, name)
     check_dtype(given.array, name)
     return given
+
+
+def is_representable(value: int) -> bool:
+    """Whether an integer of 64 bits, with or without sign, holds the number."""
+    return -(1 << 63) <= value < 1 << 64
 
 
 def accept_out(value: Any, name: str) -> Array:

@@ -28,6 +28,7 @@ from polyopt.runtime.fastcall_ir import (
     INT_F32,
     INT_F64,
     SAME,
+    SCALAR,
     TRIAL,
     WRITTEN,
 )
@@ -53,17 +54,32 @@ class _MethodDefinition(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An argument that is a number of Python. kind: its type; dtype: what the kernel reads."""
+    """An argument that is a number of Python or NumPy.
+
+    kind:  its type
+    dtype: what the kernel reads
+    reach: least and most of an int that the kernel is for, where these are not all of the dtype
+    """
 
     kind: type
     dtype: np.dtype[Any]
+    reach: tuple[int, int] | None = None
 
     @property
     def is_supported(self) -> bool:
         """Whether the quick way converts it exactly as NumPy does."""
-        return (self.kind is float and self.dtype.char in "fd") or (
-            self.kind is int and self.dtype.char in "fd?bBhHiIlLqQ"
-        )
+        if self.kind is int:
+            return self.dtype.char in "fd?bBhHiIlLqQ"
+        return (self.kind in _FLOATS and self.dtype.char in "fd") or self.is_of_its_dtype
+
+    @property
+    def is_of_its_dtype(self) -> bool:
+        """Whether it is a number of NumPy that the kernel reads as it is."""
+        return issubclass(self.kind, np.generic) and np.dtype(self.kind) == self.dtype
+
+
+_FLOATS = (float, np.float64)
+"""Types whose objects hold a double in the same place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +153,6 @@ class Entry:
             0 if fail is None else id(fail),
             self._tail.ctypes.data,
             id(np.ndarray),
-            id(float),
             id(int),
             len(results.makers),
             results.written,
@@ -150,8 +165,8 @@ class Entry:
 
 def _kept_part(example: Array | Number | Same) -> object:
     match example:
-        case Number():
-            return None
+        case Number(kind):
+            return kind
         case Same(value):
             return value
         case _:
@@ -160,8 +175,8 @@ def _kept_part(example: Array | Number | Same) -> object:
 
 def _description(example: Array | Number | Same, is_written: bool) -> list[int]:
     match example:
-        case Number(kind, dtype):
-            return _number_description(kind, dtype)
+        case Number():
+            return _number_description(example)
         case Same(value):
             return [SAME, id(value), 0]
         case _:
@@ -170,16 +185,19 @@ def _description(example: Array | Number | Same, is_written: bool) -> list[int]:
             return [kind_word, id(example.dtype), example.ndim, example.itemsize - 1, *dimensions]
 
 
-def _number_description(kind: type, dtype: np.dtype[Any]) -> list[int]:
-    if kind is float:
-        return [FLOAT_F64 if dtype.char == "d" else FLOAT_F32, 0, 0]
+def _number_description(number: Number) -> list[int]:
+    dtype = number.dtype
+    if number.kind in _FLOATS:
+        return [FLOAT_F64 if dtype.char == "d" else FLOAT_F32, id(number.kind), 0]
+    if number.is_of_its_dtype:
+        return [SCALAR, id(number.kind), 0]
     if dtype.char in "fd":
         most = 1 << np.finfo(dtype).nmant
         return [INT_F64 if dtype.char == "d" else INT_F32, -most, most]
     if dtype.char == "?":
         return [INT, 0, 1]
-    limits = np.iinfo(dtype)
-    return [INT, int(limits.min), min(int(limits.max), np.iinfo(np.int64).max)]
+    least, most = number.reach or (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return [INT, least, min(most, np.iinfo(np.int64).max)]
 
 
 def _span(example: Array | Number | Same) -> tuple[int, int]:
@@ -308,21 +326,27 @@ def _works(code: LoadedCode) -> bool:
 
 def _numbers_work(code: LoadedCode, x: Array) -> bool:
     """Whether numbers of Python arrive as the kernel reads them, several results and written arguments work."""
-    trial, whole = _Trial(code.addresses[TRIAL]), np.dtype(np.int64)
+    trial, whole, double = _Trial(code.addresses[TRIAL]), np.dtype(np.int64), np.dtype(np.float64)
     maker = (np.empty, ((), whole))
     entries = Entries(code)
     entries.add(Entry(trial, [Number(int, whole), Same(None)], [0, 0, -1], Results((maker, maker)), [1]))
-    entries.add(Entry(trial, [Number(float, np.dtype(np.float64)), Same(None)], [0, 0, -1], Results((maker,)), [1]))
+    entries.add(Entry(trial, [Number(float, double), Same(None)], [0, 0, -1], Results((maker,)), [1]))
+    entries.add(Entry(trial, [Number(np.float64, double), Same(None)], [0, 0, -1], Results((maker,)), [1]))
+    entries.add(Entry(trial, [Number(np.int64, whole), Same(None)], [0, 0, -1], Results((maker,)), [3]))
     entries.add(Entry(trial, [x, x.copy()], [0, 0, 1], Results(written=1), [5]))
     pair, bits = entries.call(-3, None), entries.call(1.5, None)
     if not (isinstance(pair, tuple) and len(pair) == 2 and pair[0] == -2):
         return False
     if not isinstance(bits, np.ndarray) or bits != np.float64(1.5).view(np.int64) + 1:
         return False
+    numpys, same_bits = entries.call(np.int64(-3), None), entries.call(np.float64(1.5), None)
+    if not isinstance(numpys, np.ndarray) or numpys != 0 or not isinstance(same_bits, np.ndarray) or same_bits != bits:
+        return False
     out = x.copy()
     if entries.call(x, out) is not out or out[0, 0] != x[0, 0] + 5:
         return False
     frozen = out.copy()
     frozen.flags.writeable = False
-    misfits: list[tuple[Any, ...]] = [(x, frozen), (2**70, None), (True, None), (1, 1), ("1", None)]
+    numbers: list[Any] = [2**70, True, "1", np.int32(1), np.float32(1)]
+    misfits = [(x, frozen), (1, 1), *((number, None) for number in numbers)]
     return all(entries.call(*arguments) is None for arguments in misfits)

@@ -5,18 +5,19 @@ many entries there are, then their addresses. An entry describes one kind of cal
 
     0  address of the kernel                         8  address of the tail
     1  number of arguments                           9  the type numpy.ndarray
-    2  number of i64 parameters                     10  the type float
-    3  address of [pool_run, slots], 0: serial      11  the type int
-    4  bytes of shared workspace                    12  how many results are made
-    5  bytes of private workspace per slot          13  how many of the last arguments are results
-    6  number of arrays that the kernel takes       14  what puts several results together, 0: a tuple
-    7  what raises the error of a check, 0: none    15  for each argument what it must be:
+    2  number of i64 parameters                     10  the type int
+    3  address of [pool_run, slots], 0: serial      11  how many results are made
+    4  bytes of shared workspace                    12  how many of the last arguments are results
+    5  bytes of private workspace per slot          13  what puts several results together, 0: a tuple
+    6  number of arrays that the kernel takes       14  for each argument what it must be:
+    7  what raises the error of a check, 0: none
 
         0, dtype object, rank, alignment mask, then extent and stride of each dimension   an array
-        1, -                    a float, for an f64           2, -    a float, for an f32
+        1, type                 a float of Python or NumPy's of 64 bits, for an f64           2, type    for an f32
         3, least, most          an int, for an integer        4, 5, most   an int that is exact, for an f64 or f32
         6, object               this very object (a compile-time value)
         7, as for 0             an array to write to
+        8, type                 a number of NumPy, of the dtype that the kernel reads
 
     tail: for each array of the kernel the number of its argument, or -1 - the number of a result;
           for each result its maker and the maker's arguments, a tuple;
@@ -45,8 +46,8 @@ STACK_BYTES = 1 << 13
 HEAP_BYTES = 1 << 20
 """More than this is neither: such calls take the careful way, some microseconds longer."""
 
-FIRST_DESCRIPTION = 15
-ARRAY, FLOAT_F64, FLOAT_F32, INT, INT_F64, INT_F32, SAME, WRITTEN = range(8)
+FIRST_DESCRIPTION = 14
+ARRAY, FLOAT_F64, FLOAT_F32, INT, INT_F64, INT_F32, SAME, WRITTEN, SCALAR = range(9)
 
 
 def fast_call_ir() -> str:
@@ -184,10 +185,17 @@ define internal i1 @fits_number(ptr %object, ptr %expected, i64 %kind, ptr %entr
 entry:
   %overflow = alloca i32
   %type = call i64 @field(ptr %object, i64 8)
-  %is_kind_of_float = icmp ule i64 %kind, 2
-  br i1 %is_kind_of_float, label %float, label %int
+  switch i64 %kind, label %int [ i64 1, label %float i64 2, label %float i64 8, label %scalar ]
+scalar:
+  %scalar_type = call i64 @word(ptr %expected, i64 1)
+  %is_scalar = icmp eq i64 %type, %scalar_type
+  br i1 %is_scalar, label %bits, label %no
+bits:
+  %scalar_bits = call i64 @field(ptr %object, i64 16)
+  store i64 %scalar_bits, ptr %slot
+  ret i1 true
 float:
-  %float_type = call i64 @word(ptr %entry_words, i64 10)
+  %float_type = call i64 @word(ptr %expected, i64 1)
   %is_float = icmp eq i64 %type, %float_type
   br i1 %is_float, label %value, label %no
 value:
@@ -207,7 +215,7 @@ narrow:
   store float %narrowed, ptr %slot
   ret i1 true
 int:
-  %int_type = call i64 @word(ptr %entry_words, i64 11)
+  %int_type = call i64 @word(ptr %entry_words, i64 10)
   %is_int = icmp eq i64 %type, %int_type
   br i1 %is_int, label %read, label %no
 read:
@@ -407,9 +415,9 @@ entry:
   %arrays = call i64 @word(ptr %entry_words, i64 6)
   %fail = call ptr @pointer_word(ptr %entry_words, i64 7)
   %tail = call ptr @pointer_word(ptr %entry_words, i64 8)
-  %made = call i64 @word(ptr %entry_words, i64 12)
-  %written = call i64 @word(ptr %entry_words, i64 13)
-  %make = call ptr @pointer_word(ptr %entry_words, i64 14)
+  %made = call i64 @word(ptr %entry_words, i64 11)
+  %written = call i64 @word(ptr %entry_words, i64 12)
+  %make = call ptr @pointer_word(ptr %entry_words, i64 13)
   %makers = getelementptr i64, ptr %tail, i64 %arrays
   %made_twice = shl i64 %made, 1
   %values = getelementptr i64, ptr %makers, i64 %made_twice

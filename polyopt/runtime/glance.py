@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from polyopt.dsl.signature import Signature
-from polyopt.runtime.arrays import tensor_key
+from polyopt.dtypes import DType
+from polyopt.runtime.arguments import reach
+from polyopt.runtime.arrays import Array, is_representable, tensor_key
 
 Seen = tuple[Hashable, list[Any]]
 
@@ -16,12 +18,12 @@ Seen = tuple[Hashable, list[Any]]
 class Glance:
     """Looks at calls of one signature.
 
-    Only plain NumPy arrays, tensors of torch on a GPU, and Python's numbers and strings are looked at; whatever else is
-    there, the call takes the careful way.
+    Only plain NumPy arrays, tensors of torch on a GPU, numbers of Python and NumPy, and Python's strings are looked at;
+    whatever else is there, the call takes the careful way.
     """
 
     def __init__(self, signature: Signature) -> None:
-        self._parameters = tuple((p.kind, p.dtype) for p in signature.parameters)
+        self._parameters = tuple((p.kind, p.number_dtype) for p in signature.parameters)
         self._names = tuple(p.name for p in signature.parameters)
         self._defaults = {p.name: p.default for p in signature.parameters if p.has_default}
         kinds = [p.python_kind for p in signature.parameters]
@@ -29,10 +31,10 @@ class Glance:
         self._takes_keywords = all(kind is not kind.POSITIONAL_ONLY for kind in kinds)
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Seen | None:
-        """A key, and the arrays, tensors and run-time scalars in order; None where a closer look is needed.
+        """A key, and the arrays, tensors and run-time numbers in order; None where a closer look is needed.
 
         Calls with equal keys run the same kernel. The key holds dtype, shape and strides of arrays, the device of
-        tensors, the type of run-time scalars, the value of compile-time parameters.
+        tensors, the type of run-time numbers, the value of compile-time parameters.
         """
         is_plain = len(args) == len(self._parameters) and not kwargs and self._takes_positions
         values = args if is_plain else self._values(args, kwargs)
@@ -46,13 +48,12 @@ class Glance:
                     return None
                 key.append((value.dtype, value.shape, value.strides))
                 inputs.append(value)
-            elif kind == "scalar" and type(value) in _NUMBERS:
-                assert dtype is not None, "a scalar parameter has a dtype"
-                try:
-                    inputs.append(np.array(value, dtype.numpy))
-                except (OverflowError, TypeError, ValueError):  # too large, so for bf16, and NaN for an integer
+            elif type(value) in NUMBERS and (kind == "unannotated" or dtype is not None):
+                number = _as_array(value, dtype)
+                if number is None:
                     return None
-                key.append(type(value))
+                key.append((int, reach(value)) if dtype is None and type(value) is int else type(value))
+                inputs.append(number)
             elif value is None or (kind == "constant" and type(value) in _CONSTANTS):
                 key.append((type(value), value.hex() if type(value) is float else value))
             elif kind in _TENSORS and (found := tensor_key(value)) is not None:
@@ -76,6 +77,22 @@ class Glance:
             return None
 
 
-_NUMBERS = (float, int, bool)
+NUMBERS = frozenset({float, int, bool, *(np.dtype(char).type for char in "?bBhHiIlLqQefd")})
 _TENSORS = ("tensor", "unannotated")
 _CONSTANTS = (int, bool, float, str, type(None))
+
+
+def _as_array(value: Any, dtype: DType | None) -> Array | None:
+    """A number as `runtime.arguments` binds it, for a parameter of this dtype; None where it may not fit.
+
+    Whether a number of its type is taken at all is known: it was, by a call like this one.
+    """
+    if type(value) is int and not is_representable(value):
+        return None
+    if dtype is None:
+        return np.asarray(value)
+    try:
+        number = value.item() if isinstance(value, np.generic) else value
+        return np.array(float(number) if dtype.is_float else number, dtype.numpy)
+    except (OverflowError, TypeError, ValueError):  # too large, so for bf16, and NaN for an integer
+        return None

@@ -5,6 +5,7 @@ Each op is called until the quick way knows the call; `quick` then says whether 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from collections import namedtuple
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import f32, f64, i32, i64, u8
+from polyopt import compilation, f32, f64, i32, i64, u8
 from polyopt.runtime.memory import SMALLEST_BYTES
 
 N, M = po.sizes("N M")
@@ -94,6 +95,114 @@ def test_numbers_arrive_as_numpy_converts_them() -> None:
     assert np.array_equal(quick(scaled, X, 2, 3), 2 * X + 3)
     assert quick(scaled, X, 2**24 + 1, 3) is None
     assert np.isnan(scaled(X, float("nan"), 3)).all()
+
+
+FORMS: dict[str, Callable[[Any], Callable[..., Any]]] = {}
+
+
+def form(function: Callable[[Any], Callable[..., Any]]) -> Callable[[Any], Callable[..., Any]]:
+    FORMS[function.__name__] = function
+    return function
+
+
+@form
+def scalar(dtype: Any) -> Callable[..., Any]:
+    def taken(a: dtype, x: i64[N]):
+        y = po.tensor("y")
+        y[i] = po.where(x[i] > 0, a, a)
+        return y
+
+    taken.__annotations__["a"] = dtype
+    return taken
+
+
+@form
+def tensor(dtype: Any) -> Callable[..., Any]:
+    def taken(a: dtype, x: i64[N]):
+        y = po.tensor("y")
+        y[i] = po.where(x[i] > 0, a[()], a[()])
+        return y
+
+    taken.__annotations__["a"] = dtype[()]
+    return taken
+
+
+@form
+def free(_: Any) -> Callable[..., Any]:
+    def taken(a, x: i64[N]):
+        y = po.tensor("y")
+        y[i] = po.where(x[i] > 0, a * x[i], a)
+        return y
+
+    return taken
+
+
+NUMBERS: list[Any] = [
+    *(0, 1, -1, 7, 200, 300, -129, 40000, 2**31, 2**40 + 1, 2**53 + 1, -(2**63), 2**63, 2**64 - 1, 2**64, True, False),
+    *(0.0, -0.0, 0.1, 1.5, -3.25, 1e-50, 1e38, 1e39, 1e300, float("inf"), float("nan")),
+]
+KINDS: list[Any] = [
+    *(float, int, bool, np.float16, np.float32, np.float64, np.longdouble),
+    *(np.bool_, np.int8, np.uint8, np.int16, np.int32, np.int64, np.longlong, np.uint64),
+]
+
+
+def outcome(op: Any, value: Any, x: Any) -> Any:
+    """What a call gives, to the bit, or the type of its error."""
+    with np.errstate(all="ignore"):
+        try:
+            result = op(value, x)
+        except po.PolyoptError as error:
+            return type(error)
+    assert isinstance(result, np.ndarray)
+    return result.dtype, result.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [f32, f64, i32, i64, u8], ids=str)
+@pytest.mark.parametrize("name", ["scalar", "tensor"])
+def test_numbers_of_every_type_arrive_as_after_a_close_look(name: str, dtype: Any) -> None:
+    check_numbers(po.op(FORMS[name](dtype)), np.array([1, -1]))
+
+
+def test_numbers_without_annotation_arrive_as_after_a_close_look() -> None:
+    check_numbers(po.op(FORMS["free"](None)), np.array([1, -1]))
+
+
+def check_numbers(op: po.Op, x: Any) -> None:
+    """Calls like earlier ones give what a close look at each gives."""
+
+    def carefully(*args: Any) -> Any:
+        return op._call_carefully(args, {})
+
+    for kind in KINDS:
+        values = []
+        for number in NUMBERS:
+            with contextlib.suppress(OverflowError, ValueError), np.errstate(all="ignore"):
+                values.append(kind(number))
+        expected = [outcome(carefully, value, x) for value in values]
+        for _ in range(3):
+            assert [outcome(op, value, x) for value in values] == expected, kind
+
+
+def test_numbers_of_numpy_take_the_quick_way() -> None:
+    if compilation.quick_entries() is None:
+        pytest.skip("this Python or NumPy has no quick way")
+    for name, dtype, value in [
+        *((name, f32, value) for name in ("scalar", "tensor") for value in (np.float32(2), np.float64(2), 2.0, 2)),
+        *((name, f64, np.float64(2)) for name in ("scalar", "tensor")),
+        *((name, i32, np.int32(2)) for name in ("scalar", "tensor")),
+        *(("free", None, value) for value in (2, 2.0, np.float32(2), np.int8(2), np.uint64(2))),
+    ]:
+        op, x = po.op(FORMS[name](dtype)), np.array([1, -1])
+        learn(op, value, x)
+        assert op._ways.plain is not None, (name, dtype, value)
+        found = quick(op, value, x)
+        assert found is not None and np.array_equal(found, op.reference(value, x)), (name, dtype, value)
+        assert quick(op, "2", x) is None and quick(op, np.complex64(2), x) is None
+    known = po.op(FORMS["scalar"](f32))
+    learn(known, np.array(2, np.float32), np.array([1, -1]))
+    assert quick(known, np.array(3, np.float32), np.array([1, -1])) is not None
+    assert quick(known, np.array(3, np.float64), np.array([1, -1])) is None
 
 
 @po.op
