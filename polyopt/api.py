@@ -32,7 +32,7 @@ from polyopt.runtime import outs as result_arrays
 from polyopt.runtime.arguments import Arguments
 from polyopt.runtime.arrays import Array, Layout
 from polyopt.runtime.calls import Call, Runs, run_into
-from polyopt.runtime.glance import Glance
+from polyopt.runtime.glance import Glance, Seen
 from polyopt.runtime.state import Composed, Unchanging
 from polyopt.target import Target
 from polyopt.text import fragment
@@ -134,12 +134,13 @@ class Op(Unchanging):
             return inlining.inline(self._function, self.signature, args, kwargs, arrays.scalar)
         named = dict(kwargs)
         out = named.pop("out", None) if "out" not in self._names else None
+        seen = self._glance.look(args, named)  # first: equations may change what they look at
         given = self._bind(args, named)
         if out is not None:
-            return self._call_into(given, out, args, named)
+            return self._call_into(given, out, args, named, seen)
         variant = self._variant(given, {})
         if given.is_as_given:
-            self._remember(args, named, variant)
+            self._remember(seen, args, named, variant)
         results = variant.call.new_results()
         variant.call.run(tuple(given.arrays.values()), results)
         if given.wrap is None:
@@ -148,7 +149,9 @@ class Op(Unchanging):
             self._ways.learn_torch(given.key(), variant.call, variant.structure, args)
         return variant.structure.rebuild(list(map(given.wrap, results)))
 
-    def _call_into(self, given: Arguments, out: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    def _call_into(
+        self, given: Arguments, out: Any, args: tuple[Any, ...], named: Mapping[str, Any], seen: Seen | None
+    ) -> Any:
         traced = self._equations.traced(given)
         values = result_arrays.by_position(out, traced.structure.rebuild(range(traced.structure.count)), "out")
         targets = {name: result_arrays.writable(values[n], name) for n, name in enumerate(traced.program.results)}
@@ -158,19 +161,18 @@ class Op(Unchanging):
         variant = self._variant(given, strided)
         run_into(variant.call, lambda: self._variant(given, {}).call, given.arrays, tuple(targets.values()))
         if given.is_as_given and not strided:
-            self._remember(args, named, variant)
-        is_direct = given.is_as_given and len(aligned) == len(targets)
-        seen = self._glance.look(args, {}) if args and not named and is_direct else None
-        if seen is not None:
+            self._remember(seen, args, named, variant)
+        if seen is not None and args and not named and given.is_as_given and len(aligned) == len(targets):
             self._ways.learn_into(seen[0], variant.call, args, out)
         return out
 
-    def _remember(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], variant: Variant) -> None:
-        """Let the next call like this one be recognised at a glance."""
-        seen = self._glance.look(args, kwargs)
+    def _remember(self, seen: Seen | None, args: tuple[Any, ...], kwargs: Mapping[str, Any], variant: Variant) -> None:
+        """Let the next call like this one be recognised at a glance, if compile-time values are still as `seen`."""
         if seen is None or settings.has_overrides() or compilation.has_other_device():
             return
-        bounded.put(self._hot, seen[0], variant)
+        again = self._glance.look(args, kwargs)
+        if again is not None and again[0] == seen[0]:
+            bounded.put(self._hot, seen[0], variant)
 
     # --- from arguments to a kernel -----------------------------------------------------------------------------
 

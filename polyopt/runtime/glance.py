@@ -9,8 +9,9 @@ import numpy as np
 
 from polyopt.dsl.signature import Signature
 from polyopt.dtypes import DType
-from polyopt.runtime.arguments import reach
+from polyopt.runtime.arguments import is_constant, reach
 from polyopt.runtime.arrays import Array, is_representable, tensor_key
+from polyopt.runtime.state import constants_key
 
 Seen = tuple[Hashable, list[Any]]
 
@@ -18,12 +19,12 @@ Seen = tuple[Hashable, list[Any]]
 class Glance:
     """Looks at calls of one signature.
 
-    Only plain NumPy arrays, tensors of torch on a GPU, numbers of Python and NumPy, and Python's strings are looked at;
-    whatever else is there, the call takes the careful way.
+    Only plain NumPy arrays, tensors of torch on a GPU, numbers of Python and NumPy, and compile-time values are looked
+    at, these as they are now; whatever else is there, the call takes the careful way.
     """
 
     def __init__(self, signature: Signature) -> None:
-        self._parameters = tuple((p.kind, p.number_dtype) for p in signature.parameters)
+        self._parameters = tuple((p, p.kind, p.number_dtype) for p in signature.parameters)
         self._names = tuple(p.name for p in signature.parameters)
         self._defaults = {p.name: p.default for p in signature.parameters if p.has_default}
         kinds = [p.python_kind for p in signature.parameters]
@@ -42,7 +43,8 @@ class Glance:
             return None
         key: list[Any] = []
         inputs: list[Any] = []
-        for value, (kind, dtype) in zip(values, self._parameters):
+        constants: dict[str, object] = {}
+        for value, (parameter, kind, dtype) in zip(values, self._parameters):
             if type(value) is np.ndarray and kind != "constant":
                 if kind == "scalar" and (dtype is None or value.dtype != dtype.numpy):
                     return None
@@ -59,8 +61,12 @@ class Glance:
             elif kind in _TENSORS and (found := tensor_key(value)) is not None:
                 key.append(found)
                 inputs.append(value)
+            elif is_constant(parameter, value):
+                constants[parameter.name] = value
             else:
                 return None
+        if constants:
+            key.append(constants_key(constants))
         return tuple(key), inputs
 
     def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:

@@ -99,6 +99,46 @@ def test_numpys_numbers_and_pythons_are_two_constants() -> None:
         assert_array_equal(divided(x, [zero]), np.inf * np.copysign(1, zero))
 
 
+class Countdown:
+    """Its equations change what they read."""
+
+    def __init__(self) -> None:
+        self.left = 5
+
+    @po.op
+    def step(self, x: f64[N]):
+        y = po.tensor("y")
+        y[i] = x[i] * self.left
+        self.left -= 1
+        return y
+
+
+def test_equations_that_change_what_they_read_are_kept_for_what_they_read() -> None:
+    countdown, x = Countdown(), np.arange(3.0)
+    for left in (5, 4, 4, 5, 3, 4, 4, 4, 3, 3):
+        countdown.left = left
+        assert_array_equal(countdown.step(x), x * left)
+
+
+def test_a_method_is_recognised_by_what_its_object_holds_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, op, looks = Filter([2.0]), Filter.first, 0
+    for gain in (2.0, 2.0, 3.0, 2.0, 3.0):
+        held.held[0] = gain
+        assert_array_equal(held.first(np.arange(3.0)), gain * np.arange(3.0))
+    carefully = op._call_carefully
+
+    def counted(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return carefully(*args)
+
+    monkeypatch.setattr(op, "_call_carefully", counted)
+    for gain, count in ((2.0, 0), (3.0, 0), (2.0, 0), (4.0, 1), (4.0, 1)):
+        held.held[0] = gain
+        assert_array_equal(held.first(np.ones(3)), [gain] * 3)
+        assert looks == count
+
+
 class Filter:
     """Its op reads what it holds."""
 
