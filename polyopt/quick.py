@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from polyopt import compilation, settings
+from polyopt.classes import dataclass
 from polyopt.dsl.results import Structure
 from polyopt.dsl.signature import Parameter, Signature
 from polyopt.forks import LEARNING
@@ -23,8 +24,18 @@ from polyopt.runtime.glance import NUMBERS
 
 REMEMBERED = 4096
 """Kinds of calls that are known to have been learnt; more, and an old one may be learnt again."""
+AGAIN_AFTER = 64
+"""Calls of a kind that others pushed out of the quick way, until it is learnt again: that takes some ten such calls."""
 _NEVER_CHANGE = (int, bool, float, str, bytes, type(None))
 """Types of compile-time values that are known by their identity: an object whose attributes may change is not."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    """A kind of call that was learnt. entry: None where no quick way takes it; calls: since it was pushed out"""
+
+    entry: Entry | None
+    calls: int = 0
 
 
 class QuickWays:
@@ -42,11 +53,11 @@ class QuickWays:
         self._signature = signature
         self._entries: dict[str, Entries] = {}
         self._is_learning = False
-        self._learnt: dict[Hashable, None] = {}
+        self._learnt: dict[Hashable, _Kind] = {}
 
     def learn(self, key: Hashable, call: Runs, structure: Structure, args: tuple[Any, ...]) -> None:
         """Know calls like this one. key: equal for calls that are alike"""
-        if isinstance(call, Call) and key not in self._learnt:
+        if isinstance(call, Call) and self._is_new("plain", key):
             self._learn("plain", key, args, lambda examples: call.quick_entry(examples, _maker(structure)))
 
     def learn_into(self, key: Hashable, call: Runs, args: tuple[Any, ...], out: Any) -> None:
@@ -55,14 +66,14 @@ class QuickWays:
         if outs is None or not isinstance(call, Call) or any(type(array) is not np.ndarray for array in outs):
             return
         full = ("into", key, tuple((array.dtype, array.shape, array.strides) for array in outs))
-        if full not in self._learnt:
+        if self._is_new("into", full):
             self._learn("into", full, args, lambda examples: call.quick_entry(examples, None, outs))
 
     def learn_torch(self, key: Hashable, call: Runs, structure: Structure, args: tuple[Any, ...]) -> None:
         """Know calls with tensors like these."""
         views = arrays.torch_views(args)
         full = ("torch", key)
-        if views is None or full in self._learnt or not isinstance(call, Call):
+        if views is None or not isinstance(call, Call) or not self._is_new("torch", full):
             return
 
         def make(parts: tuple[arrays.Array, ...]) -> Any:
@@ -70,15 +81,26 @@ class QuickWays:
 
         self._learn("torch", full, tuple(views), lambda examples: call.quick_entry(examples, make))
 
+    def _is_new(self, way: str, key: Hashable) -> bool:
+        """Whether calls like this one are to be learnt: never before, or often made since others pushed them out."""
+        kind = self._learnt.get(key)
+        if kind is None:
+            return True
+        if kind.entry is None or self._entries[way].knows(kind.entry):
+            return False
+        kind.calls += 1
+        return kind.calls >= AGAIN_AFTER
+
     def _learn(self, way: str, key: Hashable, args: tuple[Any, ...], entry: Callable[[list[Example]], Entry]) -> None:
         if settings.has_overrides():
             return
         examples = self._examples(args)
         entries = self._entries.get(way) or compilation.quick_entries()
-        if examples is None or entries is None or self._add(way, entries, entry(examples)):
+        made = None if examples is None or entries is None else entry(examples)
+        if made is None or entries is None or self._add(way, entries, made):
             if len(self._learnt) >= REMEMBERED:
                 self._learnt.clear()
-            self._learnt[key] = None
+            self._learnt[key] = _Kind(made)
 
     def _add(self, way: str, entries: Entries, made: Entry) -> bool:
         """Whether an entry was added: not where somebody else adds one at this moment."""

@@ -247,6 +247,10 @@ class Entries:
         self._entries = (entry, *self._entries)[:KEPT_ENTRIES]
         self.call = self._function()
 
+    def knows(self, entry: Entry) -> bool:
+        """Whether the kind of call is still known."""
+        return entry in self._entries
+
     def _function(self) -> Quick:
         words = [len(self._entries), *(known.words.ctypes.data for known in self._entries)]
         definition = _MethodDefinition(b"quick", self._code.addresses[CALL], _METH_FASTCALL, None)

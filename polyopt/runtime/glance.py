@@ -34,8 +34,8 @@ class Glance:
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Seen | None:
         """A key, and the arrays, tensors and run-time numbers in order; None where a closer look is needed.
 
-        Calls with equal keys run the same kernel. The key holds dtype, shape and strides of arrays, the device of
-        tensors, the type of run-time numbers, the value of compile-time parameters.
+        Calls with equal keys run the same kernel. The key holds dtype and its name, shape and strides of arrays,
+        the device of tensors, the type of run-time numbers, the value of compile-time parameters.
         """
         is_plain = len(args) == len(self._parameters) and not kwargs and self._takes_positions
         values = args if is_plain else self._values(args, kwargs)
@@ -48,7 +48,7 @@ class Glance:
             if type(value) is np.ndarray and kind != "constant":
                 if kind == "scalar" and (dtype is None or value.dtype != dtype.numpy):
                     return None
-                key.append((value.dtype, value.shape, value.strides))
+                key.append((value.dtype, value.dtype.char, value.shape, value.strides))
                 inputs.append(value)
             elif type(value) in NUMBERS and (kind == "unannotated" or dtype is not None):
                 number = _as_array(value, dtype)

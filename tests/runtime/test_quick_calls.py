@@ -17,6 +17,8 @@ import pytest
 
 import polyopt as po
 from polyopt import compilation, f32, f64, i32, i64, u8
+from polyopt.quick import AGAIN_AFTER
+from polyopt.runtime.fastcall import KEPT_ENTRIES
 from polyopt.runtime.memory import SMALLEST_BYTES
 
 N, M = po.sizes("N M")
@@ -103,6 +105,30 @@ FORMS: dict[str, Callable[[Any], Callable[..., Any]]] = {}
 def form(function: Callable[[Any], Callable[..., Any]]) -> Callable[[Any], Callable[..., Any]]:
     FORMS[function.__name__] = function
     return function
+
+
+def test_a_kind_of_call_that_others_pushed_out_is_learnt_again() -> None:
+    plain = op_that_returns(lambda a, _: a)
+    learn(plain, X)
+    for length in range(6, 7 + KEPT_ENTRIES):
+        learn(plain, np.ones(length, np.float32))
+    assert quick(plain, X) is None
+    for _ in range(AGAIN_AFTER - 1):
+        plain(X)
+    assert quick(plain, X) is None and np.array_equal(plain(X), X + 1)
+    assert np.array_equal(quick(plain, X), X + 1)
+
+
+def test_two_names_of_one_dtype_are_both_learnt() -> None:
+    @po.op
+    def plain(x: i64[N]):
+        return x + 1
+
+    dtypes = [np.dtype(char) for char in "ilq" if np.dtype(char) == np.int64]
+    for dtype in dtypes:
+        learn(plain, np.arange(3).astype(dtype))
+    for dtype in dtypes:
+        assert np.array_equal(quick(plain, np.arange(3).astype(dtype)), [1, 2, 3])
 
 
 @form
