@@ -68,6 +68,7 @@ class Op(Unchanging):
         self._choices = check_choices(choices)
         self._equations = Equations(function, self.signature, self._choices)
         self._names = tuple(parameter.name for parameter in self.signature.parameters)
+        self._is_positional = not any(parameter.is_keyword_only for parameter in self.signature.parameters)
         self._glance = Glance(self.signature)
         self._ways = QuickWays(self.signature)
         self._hot: dict[Hashable, Variant] = {}
@@ -89,7 +90,7 @@ class Op(Unchanging):
                 return self._call_carefully(args, kwargs)
             ways = self._ways
             if not kwargs:
-                if ways.plain is not None:
+                if ways.plain is not None and self._is_positional:
                     result = ways.plain(*args)
                     if result is not None:
                         return result
@@ -97,8 +98,8 @@ class Op(Unchanging):
                     result = ways.torch(*views)
                     if result is not None:
                         return result
-            elif ways.into is not None and len(kwargs) == 1 and "out" in kwargs and len(args) == len(self._names):
-                out = kwargs["out"]
+            elif ways.into is not None and self._is_positional and len(kwargs) == 1 and len(args) == len(self._names):
+                out = kwargs.get("out")
                 outs = written(out)
                 if outs is not None and ways.into(*args, *outs) is not None:
                     return out
@@ -111,22 +112,36 @@ class Op(Unchanging):
         """A call that is recognised at a glance, if it is like one before."""
         out = kwargs.get("out") if "out" not in self._names else None
         named = kwargs if out is None else {name: value for name, value in kwargs.items() if name != "out"}
-        seen = self._glance.look(args, named)
+        values = self._glance.values(args, named)
+        if values is None:
+            return self._call_carefully(args, kwargs)
+        found = self._call_quickly(values, out) if len(values) > len(args) else None
+        if found is not None:
+            return found
+        seen = self._glance.look_at(values)
         variant = self._hot.get(seen[0]) if seen is not None else None
         if seen is None or variant is None or compilation.has_other_device():
             return self._call_carefully(args, kwargs)
         if out is not None:
             if variant.structure.make is not None or not variant.call.into(seen[1], out):
                 return self._call_carefully(args, kwargs)
-            if not named:
-                self._ways.learn_into(seen[0], variant.call, args, out)
+            self._ways.learn_into(seen[0], variant.call, values, out)
             return out
         results = variant.call(seen[1])
         if results is None:
             return self._call_carefully(args, kwargs)
-        if not kwargs:
-            self._ways.learn(seen[0], variant.call, variant.structure, args)
+        self._ways.learn(seen[0], variant.call, variant.structure, values)
         return results[0] if variant.structure.make is None else variant.structure.rebuild(results)
+
+    def _call_quickly(self, values: tuple[Any, ...], out: Any) -> Any:
+        """A call with every parameter's value, in order, by the quick way; None where that does not know it."""
+        ways = self._ways
+        if out is None:
+            return None if ways.plain is None else ways.plain(*values)
+        outs = written(out)
+        if outs is None or ways.into is None or ways.into(*values, *outs) is None:
+            return None
+        return out
 
     def _call_carefully(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call whose arguments are looked at one by one."""

@@ -28,19 +28,20 @@ class Glance:
         self._names = tuple(p.name for p in signature.parameters)
         self._defaults = {p.name: p.default for p in signature.parameters if p.has_default}
         kinds = [p.python_kind for p in signature.parameters]
-        self._takes_positions = all(kind is not kind.KEYWORD_ONLY for kind in kinds)
-        self._takes_keywords = all(kind is not kind.POSITIONAL_ONLY for kind in kinds)
+        self._positions = sum(kind is not kind.KEYWORD_ONLY for kind in kinds)
+        self._keywords = frozenset(name for name, kind in zip(self._names, kinds) if kind is not kind.POSITIONAL_ONLY)
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Seen | None:
+        """As `look_at`, for a call; None too where names and positions do not fit."""
+        values = self.values(args, kwargs)
+        return None if values is None else self.look_at(values)
+
+    def look_at(self, values: tuple[Any, ...]) -> Seen | None:
         """A key, and the arrays, tensors and run-time numbers in order; None where a closer look is needed.
 
         Calls with equal keys run the same kernel. The key holds dtype and its name, shape and strides of arrays,
         the device of tensors, the type of run-time numbers, the value of compile-time parameters.
         """
-        is_plain = len(args) == len(self._parameters) and not kwargs and self._takes_positions
-        values = args if is_plain else self._values(args, kwargs)
-        if values is None:
-            return None
         key: list[Any] = []
         inputs: list[Any] = []
         constants: dict[str, object] = {}
@@ -69,13 +70,14 @@ class Glance:
             key.append(constants_key(constants))
         return tuple(key), inputs
 
-    def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    def values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """Every parameter's value, defaults included; None where names and positions do not fit."""
-        rest = self._names[len(args) :]
-        used = sum(name in kwargs for name in rest)
-        if len(args) > len(self._names) or used != len(kwargs):
+        if len(args) > self._positions or not self._keywords.issuperset(kwargs):
             return None
-        if (args and not self._takes_positions) or (kwargs and not self._takes_keywords):
+        rest = self._names[len(args) :]
+        if not rest and not kwargs:
+            return args
+        if sum(name in kwargs for name in rest) != len(kwargs):
             return None
         try:
             return (*args, *(kwargs[name] if name in kwargs else self._defaults[name] for name in rest))

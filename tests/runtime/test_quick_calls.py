@@ -107,6 +107,40 @@ def form(function: Callable[[Any], Callable[..., Any]]) -> Callable[[Any], Calla
     return function
 
 
+@po.op
+def named(x: f32[N], /, y: f32[N], a: f32 = 2.0, *, power: int = 1):
+    z = po.tensor("z")
+    z[i] = x[i] - a * y[i] ** power
+    return z
+
+
+def test_keywords_and_defaults_take_the_quick_way() -> None:
+    y, out = X + 1, np.empty_like(X)
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((X,), {"y": y, "power": 2}),
+        ((X, y), {"a": 3.0}),
+        ((X, y, 4.0), {}),
+        ((X, y), {"power": 2, "a": 3.0}),
+        ((X, y), {}),
+    ]
+    if compilation.quick_entries() is None:
+        pytest.skip("this Python or NumPy has no quick way")
+    for args, keywords in (*calls, *calls, *calls):
+        rest = {"a": 2.0, "power": 1, **keywords}
+        wanted = X - np.float32(rest["a"] if len(args) < 3 else args[2]) * y ** rest["power"]
+        assert np.array_equal(named(*args, **keywords), wanted)
+        assert named(*args, **keywords, out=out) is out and np.array_equal(out, wanted)
+    assert named._ways.plain is not None and named._ways.into is not None
+    assert np.array_equal(quick(named, X, y, 5.0, 2), X - 5 * y**2)
+    assert into(named, X, y, 5.0, 2, out) is out
+    for wrong in ({"y": y, "b": 1}, {"x": X, "y": y}, {}):
+        with pytest.raises(po.ArgumentError):
+            named(X, **wrong)
+    for keywords in ({}, {"out": out}):
+        with pytest.raises(po.ArgumentError, match="positional"):
+            named(X, y, 5.0, 2, **keywords)
+
+
 def test_a_kind_of_call_that_others_pushed_out_is_learnt_again() -> None:
     plain = op_that_returns(lambda a, _: a)
     learn(plain, X)
