@@ -13,7 +13,7 @@ from math import prod
 
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import TRUE, Affine, AxisRef, axes_of, axis
+from polyopt.dsl.affine import TRUE, Affine, AxisRef, axis
 from polyopt.fusion.axes import axes_in, length
 from polyopt.fusion.partials import PartialSum
 from polyopt.fusion.rewrite import cost, depends_on
@@ -41,6 +41,7 @@ ALIGNED = 64
 class _Work:
     """What one reduction asks of a GPU.
 
+    axis:    of which each part has a stretch
     results: elements that are reduced to
     bytes:   of memory in the time that it takes, all multiprocessors together
     units:   what each part keeps busy of the GPU: blocks or threads
@@ -49,6 +50,7 @@ class _Work:
     least:   terms of a part
     """
 
+    axis: str
     results: int
     bytes: float
     units: float
@@ -108,40 +110,57 @@ def _partial(
     if depends_on(program, (read.tensor for read in reads), equation.tensor):
         return  # the steps of a recurrence run one after the other, each with kernels of its own
     size = {name: extent or 1 for name, extent in lengths.items()}
-    summed = [a for a in whole.axes if a.lower == (Affine(0),) and len(a.upper) == 1]
-    longest = max(summed, key=lambda a: size[a.name], default=None)
-    if longest is None:
+    summed = [a.name for a in whole.axes if a.lower == (Affine(0),) and len(a.upper) == 1]
+    if not summed:
         return
-    work, item = _work(whole, own, reads, size, gpu), whole.dtype.itemsize
-    choices = [1 << n for n in range(1, (size[longest.name] // work.least).bit_length())]
+    work, item = _work(whole, own, summed, reads, size, gpu), whole.dtype.itemsize
+    extent = size[work.axis]
+    choices = [1 << n for n in range(1, (extent // work.least).bit_length())]
     parts = min(choices, key=lambda parts: work.time(parts, item), default=1)
     if work.time(1, item) < WORTH * work.time(parts, item):
         return
-    aligned = ALIGNED if size[longest.name] >= ALIGNED * parts else 1
-    terms = -(-size[longest.name] // (parts * aligned)) * aligned
+    aligned = ALIGNED if extent >= ALIGNED * parts else 1
+    terms = -(-extent // (parts * aligned)) * aligned
     reason = f"whole it keeps {100 * work.busy(1):.2g} % of the GPU busy"
-    count = -(-size[longest.name] // terms)
-    yield PartialSum(equation.name, longest.name, count, terms, reason, reduction, whole.reducer.name)
+    count = -(-extent // terms)
+    yield PartialSum(equation.name, work.axis, count, terms, reason, reduction, whole.reducer.name)
 
 
-def _work(whole: ir.Reduce, own: set[str], reads: Sequence[ir.Read], size: dict[str, int], gpu: GpuTarget) -> _Work:
+def _work(
+    whole: ir.Reduce,
+    own: set[str],
+    summed: Sequence[str],
+    reads: Sequence[ir.Read],
+    size: dict[str, int],
+    gpu: GpuTarget,
+) -> _Work:
+    """What a reduction asks for: threads share one of its axes, along memory where they can, and each takes all steps
+    of the others; parts are of the axis along which that leaves a thread the most.
+
+    summed: axes that can be cut
+    """
     results, terms = prod(size[name] for name in own), prod(size[a.name] for a in whole.axes)
+    longest = max(summed, key=lambda name: size[name])
     known = [frozenset(axes_in(read)) & size.keys() for read in reads]
     read_bytes = sum(prod(size[n] for n in axes) * read.dtype.itemsize for read, axes in zip(reads, known, strict=True))
     amount = max(float(read_bytes), results * terms * (1 + cost(whole.body)) / GPU_OPS_PER_BYTE)
     if is_contraction(known, frozenset(own)) and results >= TILE * TILE:
         tiles = results / (TILE * TILE)
-        return _Work(results, amount, tiles, tiles, gpu.sms, LEAST_TERMS)
-    threads = min(terms, ROW_THREADS), min(terms, gpu.block_threads)
-    if own and not any(_runs_along(read, {a.name for a in whole.axes}) for read in reads):
-        threads = WARP, WARP  # neighboring threads have results of their own
-    return _Work(results, amount, results * threads[0], results * threads[1], gpu.threads / 2, 1)
+        return _Work(longest, results, amount, tiles, tiles, gpu.sms, LEAST_TERMS)
+    along = [a.name for a in whole.axes if any(_runs_along(read, a.name) for read in reads)]
+    if own and not along:  # neighboring threads have results of their own
+        return _Work(longest, results, amount, results * WARP, results * WARP, gpu.threads / 2, 1)
+    shared = max(along or summed, key=lambda name: size[name])
+    threads = min(size[shared], ROW_THREADS)
+    split = max(summed, key=lambda name: size[name] // threads if name == shared else size[name])
+    alone = min(size[shared], gpu.block_threads)
+    return _Work(split, results, amount, results * threads, results * alone, gpu.threads / 2, 1)
 
 
-def _runs_along(read: ir.Read, axes: set[str]) -> bool:
-    """Whether neighbors in memory are terms of one result."""
+def _runs_along(read: ir.Read, axis: str) -> bool:
+    """Whether neighbors in memory are terms along an axis."""
     last = read.subscripts[-1] if read.subscripts else None
-    return isinstance(last, Affine) and any(abs(last.coefficient(AxisRef(a))) == 1 for a in axes_of(last) & axes)
+    return isinstance(last, Affine) and abs(last.coefficient(AxisRef(axis))) == 1
 
 
 def rows(program: ir.Program, scop: Scop, tensors: Sequence[str]) -> dict[str, tuple[tuple[str, Affine], ...]]:

@@ -184,8 +184,9 @@ class _Splitter:
         term = ir.Axis(partial.axis, (Affine(0),), (constant(partial.terms), *rest))
         own = (part, *(a for a in equation.axes if a.name in axes_in(whole)))
         places = tuple(axis(a.name) for a in own)
-        body = at_axes(whole.body, {partial.axis: first + axis(partial.axis)})
-        axes = tuple(term if a is shared else a for a in whole.axes)
+        is_point = partial.terms == 1 and len(whole.axes) > 1  # a loop of one step would part those around it
+        body = at_axes(whole.body, {partial.axis: first if is_point else first + axis(partial.axis)})
+        axes = tuple(term if a is shared else a for a in whole.axes if not (is_point and a is shared))
         filling = ir.Equation(name, name, own, places, body, span=equation.span)
         if accumulates:
             filling = replace(filling, reducer=whole.reducer, reduce_axes=axes)

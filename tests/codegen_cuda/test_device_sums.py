@@ -17,8 +17,8 @@ from polyopt.target import GpuTarget, resolve
 from tests.codegen_cuda.running import emulate, interpreted, lowered
 from tests.codegen_cuda.test_emulated import assert_equals, inputs, needs_compiler
 
-K, M, N, T = po.sizes("K M N T")
-i, j, k = po.indices("i j k")
+B, C, H, W, K, M, N, T = po.sizes("B C H W K M N T")
+b, c, h, w, i, j, k = po.indices("b c h w i j k")
 
 
 @po.op
@@ -65,6 +65,22 @@ def moments(x: f64[N]) -> object:
 def columns(x: f32[M, N]) -> object:
     z = po.tensor("z")
     z[j] += x[i, j]
+    return z
+
+
+@po.op
+def channels(x: f32[B, C, H, W]) -> object:
+    """Means and variances of a batch's channels."""
+    m, v = po.tensor("m"), po.tensor("v")
+    m[c] = po.mean(x[b, c, h, w], (b, h, w))
+    v[c] = po.mean((x[b, c, h, w] - m[c]) * (x[b, c, h, w] - m[c]), (b, h, w))
+    return m, v
+
+
+@po.op
+def images(x: f32[B, C, H, W]) -> object:
+    z = po.tensor("z", shape=())
+    z[()] += x[b, c, h, w]
     return z
 
 
@@ -176,6 +192,12 @@ CASES: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
         (deviation(SOME, SOME[:2500].sum()), deviation(SOME[:2500], SOME.sum())),
     ),
     "columns": (columns, (a := given((3001, 40))), a[0].sum(0)),
+    "channels": (
+        channels,
+        (a := given((5, 3, 19, 13))),
+        (a[0].mean((0, 2, 3), dtype=float), a[0].var((0, 2, 3), dtype=float)),
+    ),
+    "parts of one term": (images, (a := given((5, 67, 3, 7))), a[0].sum()),
     "rows": (rows, (SOME.reshape(3, 1000),), softmax(SOME.reshape(3, 1000))),
     "tiles": (mm, (a := given((32, 66), (66, 32))), a[0] @ a[1]),
     "ragged tiles": (mm, (a := given((33, 90), (90, 40))), a[0] @ a[1]),
@@ -222,10 +244,16 @@ def test_the_emulator_agrees_and_finds_nothing_wrong(name: str) -> None:
         assert_equals(got, np.asarray(wanted))
 
 
-def blocks(op: Op, **sizes: int) -> list[int]:
+def blocks(op: Op, **sizes: Any) -> list[int]:
     """Of each kernel on an A100."""
     grids = [kernel.grid for kernel in lowered(op, **sizes).cuda.kernels]
     return [prod(length.value for length in grid if isinstance(length, Const)) for grid in grids]
+
+
+def threads(op: Op, **sizes: Any) -> list[int]:
+    """Of each kernel on an A100."""
+    kernels = lowered(op, **sizes).cuda.kernels
+    return [count * prod(kernel.block) for count, kernel in zip(blocks(op, **sizes), kernels, strict=True)]
 
 
 def test_the_sum_of_an_array_keeps_every_multiprocessor_busy() -> None:
@@ -240,6 +268,21 @@ def test_sums_that_need_not_wait_for_each_other_share_a_kernel() -> None:
 def test_long_rows_are_shared_by_blocks() -> None:
     """Maxima, their maximum, sums, their sum, quotients."""
     assert len(blocks(rows, M=8, N=1 << 20)) == 5
+
+
+@pytest.mark.parametrize("sizes", [(32, 64, 56, 56), (32, 64, 28, 28), (1, 64, 56, 56), (4096, 64, 7, 7)], ids=str)
+def test_sums_of_channels_keep_the_gpu_busy_though_their_rows_are_short(sizes: tuple[int, ...]) -> None:
+    """Threads share one loop of a sum, the short one along memory."""
+    gpu = resolve("sm_90").gpu
+    assert gpu is not None
+    found = threads(channels, **dict(zip("BCHW", sizes, strict=True)), target="sm_90")
+    assert max(found) >= gpu.threads / 5
+
+
+def test_threads_share_the_rows_of_parts_of_one_term() -> None:
+    """A loop of one step between the others kept them from running along memory."""
+    mapping = str(lowered(images, B=32, C=256, H=56, W=56).mapping)
+    assert "threads share w" in mapping and "cut into" not in mapping
 
 
 def test_what_a_guarded_sum_takes_as_given_is_not_computed_where_the_guard_forbids_it() -> None:
