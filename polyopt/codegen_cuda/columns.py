@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.shapes import replaced
-from polyopt.codegen_cuda.sums import Sum, parts_of
+from polyopt.codegen_cuda.sums import Sum, parts_of, start_of
 from polyopt.codegen_cuda.tiles import below
 from polyopt.codegen_cuda.vectors import Vectors
 from polyopt.dsl.ir import Op, Var
@@ -57,7 +57,9 @@ def columns(loops: Sequence[For], body: Stmt, vectors: Vectors) -> Stmt | None:
 def _nest(loops: Sequence[For], found: Sum, vectors: Vectors) -> Stmt:
     fresh, last, shared, update = vectors.fresh, loops[-1], found.around[0], found.update
     reducer = update.reducer
-    assert reducer is not None and reducer.neutral is not None
+    assert reducer is not None
+    neutral = start_of(reducer)
+    assert neutral is not None, "a sum of parts has a number to start from"
     tile, part, column = fresh(f"{last.var}_block"), fresh("part"), fresh("column")
     point: dict[str, Expr] = {last.var: Op("add", (index_var(tile), index_var(column)), i64)}
     inside = below(point[last.var], last, WARP)
@@ -101,7 +103,7 @@ def _nest(loops: Sequence[For], found: Sum, vectors: Vectors) -> Stmt:
     start = folded("add", shared.lower, index_var(part))
     added = replace(shared, kind="serial", lower=start, step=shared.chunk, chunk=1, body=added)
     here = index_var(part), index_var(column)
-    nothing = Store(update.statement, (), own.name, zero, reducer.neutral)
+    nothing = Store(update.statement, (), own.name, zero, neutral)
     kept = Store(f"{parts.name} kept", (), parts.name, here, Load(own.name, zero, reducer.dtype))
     first = dealt(Alloc(own, Block((nothing, there(inside, added), kept))), part, column)
 

@@ -17,6 +17,7 @@ from polyopt.codegen_cuda.cost import SECTOR_BYTES, access_bytes, length, power_
 from polyopt.codegen_cuda.instructions import ATOM_BYTES, GROUPS, Instruction, instruction_of
 from polyopt.codegen_cuda.plan import Contraction, CudaNest
 from polyopt.codegen_cuda.rings import MOST_SLOTS, slots_of
+from polyopt.codegen_cuda.sums import start_of
 from polyopt.codegen_cuda.tiles import SIDE
 from polyopt.dsl.affine import Affine, axes_of
 from polyopt.dsl.ir import Cast, DataIndex, Expr, Op, Pad, Read
@@ -100,8 +101,9 @@ class Tiles:
         for name in statements(body):
             columns = self.stored_along(order, name)
             order = [*(loop for loop in order if loop is not columns), columns]
-            shape, column = roles_of(self.scop.statement(name)), axis_of(columns.row(name))
-            if not shape.contraction or column is None:
+            statement = self.scop.statement(name)
+            shape, column = roles_of(statement), axis_of(columns.row(name))
+            if not shape.contraction or column is None or not _has_start(statement):
                 continue
             for rows in reversed(order[:-1]):
                 row = axis_of(rows.row(name))
@@ -264,6 +266,11 @@ class Tiles:
         if self.target.capability >= ASYNCHRONOUS:
             slots = slots_of(taken, pieces, space, is_long=min(sides) >= TILES[0])
         return Contraction(name, piece, slots, one, reason)
+
+
+def _has_start(statement: Statement) -> bool:
+    """Whether its sum is of a kind that points beyond a nest can start, too."""
+    return statement.reducer is not None and start_of(statement.reducer) is not None
 
 
 def room(target: GpuTarget, sides: tuple[int, int]) -> int:

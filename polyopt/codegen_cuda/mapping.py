@@ -205,8 +205,7 @@ class _Planner:
             return None
         if not all(loop.reduction and self.may_share(loop) for loop in loops(sums[0])):
             return None
-        reducers = [self.scop.statement(name).reducer for name in sums[0].statements]
-        if any(reducer is None or reducer.neutral is None for reducer in reducers):
+        if any(self.scop.statement(name).reducer is None for name in sums[0].statements):
             return None
         names = tuple(loop.name for loop in (*(loop for loop in chain if loop is not lane), lane))
         chunks = (*(1 for _ in chain[1:]), WARP)

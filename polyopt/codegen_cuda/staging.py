@@ -20,7 +20,7 @@ from polyopt.codegen_cuda.intervals import as_number, folded
 from polyopt.codegen_cuda.plan import Contraction
 from polyopt.codegen_cuda.rings import Ring
 from polyopt.codegen_cuda.shapes import replaced
-from polyopt.codegen_cuda.sums import Sum, exprs_of, has_loads, is_contiguous
+from polyopt.codegen_cuda.sums import Sum, exprs_of, has_loads, is_contiguous, start_of
 from polyopt.codegen_cuda.tiles import SIDE, Copy, Side, below, extent
 from polyopt.codegen_cuda.vectors import Vectors
 from polyopt.dsl.ir import Op, Reducer, Var
@@ -174,8 +174,8 @@ class Tiler:
 
     def _started(self) -> Stmt:
         """The sums before anything is added."""
-        neutral = self._reducer.neutral
-        assert neutral is not None
+        neutral = start_of(self._reducer)
+        assert neutral is not None, "a sum by tiles has a number to start from"
         update = self._sum.update
         nothing = Store(update.statement, (), self._name, self._own(), neutral)
         before = Block(tuple(self._pointwise(store) for store in self._sum.before))

@@ -7,8 +7,9 @@ from itertools import takewhile
 
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda.tiles import extent
-from polyopt.dsl.ir import Var
+from polyopt.dsl.ir import Const, Reducer, Var
 from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, Load, LoopKind, Stmt, Store, index_var, walk_expr
+from polyopt.poly.extract import start_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,12 @@ class Sum:
         return reducer is not None and (self.is_alone or reducer.dtype == buffer.dtype)
 
 
+def start_of(reducer: Reducer) -> Const | None:
+    """What the parts of a sum start from and change nothing by: the least number where a maximum has no `init=`; None
+    for a custom reducer without one."""
+    return reducer.neutral if reducer.name == "custom" else start_value(reducer)
+
+
 def parts_of(body: Stmt, outermost: LoopKind = "serial") -> Sum | None:
     """The parts of a nest's body if it is one sum of stored values and what stands around it; None otherwise.
 
@@ -65,7 +72,7 @@ def parts_of(body: Stmt, outermost: LoopKind = "serial") -> Sum | None:
     while isinstance(inner, For) and inner.kind in ("serial", "unrolled", outermost if not around else "serial"):
         around.append(inner)
         inner = inner.body
-    if not isinstance(inner, Store) or inner.reducer is None or inner.checks or inner.reducer.neutral is None:
+    if not isinstance(inner, Store) or inner.reducer is None or inner.checks or start_of(inner.reducer) is None:
         return None
     scanned = {loop.var for loop in around}
     if any(isinstance(n, Var) and n.name in scanned for index in inner.indices for n in walk_expr(index)):

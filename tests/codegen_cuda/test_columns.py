@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import Op, bf16, f32, f64, i8
+from polyopt import Op, bf16, f16, f32, f64, i8, u8
 from tests.codegen_cuda.running import emulate, interpreted, lowered
 from tests.codegen_cuda.test_emulated import assert_equals, inputs, needs_compiler
 from tests.codegen_cuda.test_faults import planted, problems
@@ -63,9 +63,45 @@ def triangle(x: f32[M, M]) -> object:
     return y
 
 
+@po.op
+def maxima(x: f32[M, N]) -> object:
+    return po.max(x, axis=0)
+
+
+@po.op
+def products(x: f64[M, K, N], c: f64[N]) -> object:
+    y = po.tensor("y")
+    y[j] = po.minimum(po.min(x[i, k, j] * c[j], (i, k)), c[j])
+    return y
+
+
+@po.op
+def least(x: i8[M, N]) -> object:
+    return po.min(x, axis=0)
+
+
+@po.op
+def greatest(x: u8[M, N]) -> object:
+    return po.max(x, axis=0)
+
+
+@po.op
+def halves(x: f16[M, N]) -> object:
+    return po.max(x, axis=0)
+
+
 def given(*shapes: tuple[int, ...], dtype: Any = np.float32) -> tuple[Any, ...]:
     random = np.random.default_rng(0)
     return tuple(random.integers(-9, 9, shape).astype(dtype) for shape in shapes)
+
+
+def special(rows: int, columns: int, dtype: Any = np.float32) -> Any:
+    """Columns of numbers, with NaN, with infinities, and of one of these alone."""
+    (x,) = given((rows, columns), dtype=dtype)
+    x[rows // 2, 1::5] = np.nan
+    x[rows - 1, 2::5] = np.inf
+    x[:, 3::10], x[:, 8::10], x[:, 4::10] = -np.inf, np.inf, np.nan
+    return x
 
 
 CASES: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
@@ -82,6 +118,16 @@ CASES: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
     "batched": (batched, (a := given((2, 40, 48), dtype=bf16.numpy)), a[0].astype("f4").sum(1)),
     "two axes": (two_axes, (a := given((37, 3, 40))), a[0].sum((0, 1))),
     "a triangle": (triangle, (a := given((40, 40))), np.tril(a[0]).sum(0)),
+    "maxima": (maxima, (a := (special(70, 45),)), a[0].max(0)),
+    "maxima of fewer rows than warps": (maxima, (a := (special(29, 64),)), a[0].max(0)),
+    "minima after products": (
+        products,
+        (a := (special(5 * 9, 40, np.float64).reshape(5, 9, 40), np.arange(-19.5, 20))),
+        np.minimum((a[0] * a[1]).min((0, 1)), a[1]),
+    ),
+    "minima of bytes": (least, (a := (np.abs(given((70, 50), dtype=np.int8)[0]) + np.int8(100),)), a[0].min(0)),
+    "maxima of unsigned bytes": (greatest, (a := (given((70, 50), dtype=np.int8)[0].view(np.uint8),)), a[0].max(0)),
+    "maxima of halves": (halves, (a := (special(40, 48, np.float16),)), a[0].max(0)),
 }
 
 
@@ -95,6 +141,16 @@ def test_columns_give_what_numpy_gives(name: str) -> None:
     outcome = emulate(lowering, inputs(op, args), {})
     assert not outcome.problems, f"{outcome.problems[0]}\n{lowering.source('cuda')}"
     assert_equals(outcome.results[0], expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("op", [sums, maxima], ids=["sums", "maxima"])
+def test_columns_move_no_more_than_they_read(op: Op) -> None:
+    """Threads that shared the rows of a maximum strode over them: eight times as much."""
+    x = given((64, 128))[0]
+    outcome = emulate(lowered(op, x), {"x": x}, {}, "count")
+    rows = [row for row in outcome.traffic if row.space == "global"]
+    assert sum(row.used for row in rows) <= 1.05 * sum(row.ideal for row in rows)
 
 
 def test_columns_mean_what_the_loops_mean() -> None:

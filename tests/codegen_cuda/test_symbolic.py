@@ -49,6 +49,13 @@ def largest(x: f32[M, K], w: f32[K, N]) -> object:
 
 
 @po.op
+def shortest(x: f32[M, K], w: f32[K, N]) -> object:
+    y = po.tensor("y")
+    y[i, j] = po.min(x[i, k] + w[k, j], k)
+    return y
+
+
+@po.op
 def halves(x: bf16[B, M, K], w: bf16[B, K, N]) -> object:
     y = po.tensor("y", dtype=f32)
     y[b, i, j] += x[b, i, k] * w[b, k, j]
@@ -86,6 +93,11 @@ CASES: dict[str, tuple[Op, Callable[[int, int, int], tuple[Array, ...]], Callabl
         lambda x, w, c: np.maximum(x @ w + c, 0),
     ),
     "turned": (turned, of(np.float32, lambda m, n, k: (k, m), lambda m, n, k: (n, k)), lambda x, w: x.T @ w.T),
+    "min and plus": (
+        shortest,
+        of(np.float32, lambda m, n, k: (m, k + 1), lambda m, n, k: (k + 1, n)),  # a minimum of nothing is an error
+        lambda x, w: (x[:, :, None] + w).min(1),
+    ),
     "halves": (
         halves,
         of(ml_dtypes.bfloat16, lambda m, n, k: (2, m, k), lambda m, n, k: (2, k, n)),

@@ -73,6 +73,42 @@ def weighted(x: f32[M, K], w: f32[K, N], s: f32[M, N], r: f32[M], ids: i64[N], t
     return y
 
 
+@po.op
+def shortest(x: f32[M, K], w: f32[K, N]) -> object:
+    """The product of min and plus."""
+    y = po.tensor("y")
+    y[i, j] = po.min(x[i, k] + w[k, j], k)
+    return y
+
+
+@po.op
+def distances(x: f64[M, K], w: f64[N, K]) -> object:
+    y = po.tensor("y")
+    y[i, j] = po.sqrt(po.max(po.abs(x[i, k] - w[j, k]), k))
+    return y
+
+
+@po.op
+def greatest(x: i8[M, K], w: i8[N, K]) -> object:
+    y = po.tensor("y")
+    y[i, j] = po.max(po.minimum(x[i, k], w[j, k]), k)
+    return y
+
+
+def special(*arrays: Any) -> tuple[Any, ...]:
+    """With rows, columns and single elements of what is no number."""
+    for array in arrays:
+        array[3], array[:, 2] = np.inf, -np.inf
+        array[5:7, 4] = np.nan
+    return arrays
+
+
+def lattice(combine: Any, inside: Any, x: Any, w: Any) -> Any:
+    """A product of matrices in another arithmetic, the second one given by columns."""
+    with np.errstate(invalid="ignore"):
+        return combine.reduce(inside(x[:, None], w[None]), axis=2)
+
+
 def arrays(*shapes: tuple[int, ...], dtype: str) -> tuple[Any, ...]:
     random = np.random.default_rng(0)
     if dtype == "i8":
@@ -119,6 +155,26 @@ CASES: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
         cast_before,
         (a := (*arrays((70, 37), dtype="f2"), *arrays((37, 101), dtype="f4"))),
         np.maximum(a[0].astype("f8"), 0) @ a[1],
+    ),
+    "min and plus": (
+        shortest,
+        (a := arrays((70, 37), (37, 101), dtype="f4")),
+        lattice(np.minimum, np.add, a[0], a[1].T),
+    ),
+    "min and plus of no numbers": (
+        shortest,
+        (a := special(*arrays((70, 37), (37, 101), dtype="f4"))),
+        lattice(np.minimum, np.add, a[0], a[1].T),
+    ),
+    "distances": (
+        distances,
+        (a := special(*arrays((35, 65), (34, 65), dtype="f8"))),
+        np.sqrt(lattice(np.maximum, lambda x, w: abs(x - w), *a)),
+    ),
+    "max and min": (
+        greatest,
+        (a := tuple(-abs(each) - 5 for each in arrays((35, 65), (34, 65), dtype="i8"))),
+        lattice(np.maximum, np.minimum, *a),
     ),
     "window": (window, (a := arrays((5, 6, 40), (33, 5, 3, 3), dtype="f4")), convolved(*a)),
 }
@@ -168,6 +224,20 @@ def test_tiles_that_nothing_comes_of_are_logged_and_in_the_report(
     report = str(po.op(_product).lower(M=64, N=96, K=80, target="sm_80").report())
     assert "y_update is not summed by tiles as planned" in report
     assert any("y_update is not summed by tiles" in record.message for record in caplog.records)
+
+
+@po.op
+def farthest(x: f32[M, K], w: f32[K, N]) -> object:
+    """A reduction of its own, of which nothing is known that points beyond the nest could start with."""
+    y = po.tensor("y")
+    y[i, j] = po.reduce(lambda a, b: po.where(po.abs(b) > po.abs(a), b, a), x[i, k] + w[k, j], k)
+    return y
+
+
+def test_a_reduction_that_has_nothing_to_start_with_is_not_planned_as_tiles() -> None:
+    lowering = lowered(farthest, M=64, N=96, K=80)
+    assert "tiles" not in [nest.style for nest in lowering.mapping.nests]
+    assert "as planned" not in str(lowering.report())
 
 
 @po.op
