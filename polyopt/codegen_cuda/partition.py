@@ -256,10 +256,13 @@ def _loads(expr: Expr) -> Iterator[Load]:
 
 
 def _repeated(statement: Stmt, *, is_inside: bool = False) -> Iterator[str]:
-    """The statements that are in a loop of more than one iteration. is_inside: whether this one is, already"""
+    """The statements that one thread runs in a loop of more than one iteration. is_inside: whether this one is in such
+    a loop, already"""
     if isinstance(statement, Store) and is_inside:
         yield statement.statement
     if isinstance(statement, For):
+        if statement.kind == "block":
+            return
         is_inside |= as_number(folded("sub", statement.upper, statement.lower)) not in (0, 1)
     for inner in substatements(statement):
         yield from _repeated(inner, is_inside=is_inside)

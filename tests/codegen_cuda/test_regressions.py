@@ -439,6 +439,27 @@ def test_the_report_says_what_runs_in_one_thread() -> None:
     assert "h_update runs in one thread" in str(op.lower(N=1000, target="sm_80").report())
 
 
+def test_the_report_says_nothing_of_what_the_threads_of_one_block_share() -> None:
+    """The last sum of partial ones, and that of each step of a recurrence."""
+
+    @po.op
+    def total(x: f32[N]):
+        y = po.tensor("y")
+        y[()] += x[column]
+        return y
+
+    @po.op
+    def steps(x: f32[M, N], w: f32[N, N]):
+        h, inner = po.tensor("h", shape=(M + 1, N)), po.index("inner", extent=N)
+        h[0, column] = 0.0
+        h[row + 1, column] = po.tanh(x[row, column] + po.sum(w[column, inner] * h[row, inner], inner))
+        return h
+
+    for op, sizes in ((total, {"N": 1 << 24}), (steps, {"M": 32, "N": 64})):
+        lowering = op.lower(**sizes, target="sm_80")
+        assert "one block" in str(lowering.mapping) and "runs in one thread" not in str(lowering.report())
+
+
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "negation, shifted": lambda a, b, c: -a >> 1,
     "magnitude, shifted": lambda a, b, c: po.abs(a) >> 1,
