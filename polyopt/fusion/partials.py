@@ -160,12 +160,17 @@ class _Splitter:
             part, read = self.taken_out(equation, whole, inside[None], accumulates=True)
             return replace(equation, value=read, reduce_axes=(part,))
 
+        done: dict[ir.Expr, ir.Expr] = {}  # what occurs twice is reduced once
+
         def visit(expr: ir.Expr) -> ir.Expr:
-            changed = ir.rebuild(expr, visit)
-            if not isinstance(expr, ir.Reduce) or not isinstance(changed, ir.Reduce) or expr not in inside:
-                return changed
-            part, read = self.taken_out(equation, changed, inside[expr], accumulates=False)
-            return replace(changed, body=read, axes=(part,))
+            if not isinstance(expr, ir.Reduce) or expr not in inside:
+                return ir.rebuild(expr, visit)
+            if expr not in done:
+                whole = ir.rebuild(expr, visit)
+                assert isinstance(whole, ir.Reduce), "a reduction stays one"
+                part, read = self.taken_out(equation, whole, inside[expr], accumulates=False)
+                done[expr] = replace(whole, body=read, axes=(part,))
+            return done[expr]
 
         return replace(equation, value=visit(equation.value)) if plan else equation
 

@@ -39,6 +39,11 @@ def largest(x: f64[N]) -> object:
 
 
 @po.op
+def place(x: f32[N]) -> object:
+    return po.argmax(x[i], i)
+
+
+@po.op
 def product_of_all(x: f64[N]) -> object:
     return po.prod(x[i], i)
 
@@ -177,6 +182,7 @@ CASES: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
     "ragged": (total, (a := given((5003,))), a[0].sum()),
     "two axes": (norm, (a := given((37, 129))), np.sqrt((a[0] ** 2).sum())),
     "a maximum in a minimum": (largest, (SOME,), (SOME.max(), SOME.argmax())),
+    "the place of a NaN": (place, (np.where(np.arange(3000) == 2217, np.nan, SOME).astype(np.float32),), 2217),
     "a product": (product_of_all, (SOME + 0.5,), np.prod(SOME + 0.5)),
     "truths": (truths, (a := given((4000,), dtype=np.int8)), (True, True)),
     "halves": (halves, (a := given((4000,), (4000,), dtype=np.float16)), np.mean((a[0] - a[1]).astype(float))),
@@ -268,6 +274,12 @@ def test_sums_that_need_not_wait_for_each_other_share_a_kernel() -> None:
 def test_long_rows_are_shared_by_blocks() -> None:
     """Maxima, their maximum, sums, their sum, quotients."""
     assert len(blocks(rows, M=8, N=1 << 20)) == 5
+
+
+def test_what_a_value_has_twice_is_cut_into_parts_once() -> None:
+    """A position found in 32 bits is compared with "nowhere" and widened: each part was looked for twice."""
+    partial = [tensor.name for tensor in lowered(place, N=70000).rewritten.tensors if "_partial" in tensor.name]
+    assert partial == ["result_partial", "result_partial_2"]
 
 
 @pytest.mark.parametrize("sizes", [(32, 64, 56, 56), (32, 64, 28, 28), (1, 64, 56, 56), (4096, 64, 7, 7)], ids=str)
