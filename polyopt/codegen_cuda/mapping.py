@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import prod
 from typing import assert_never
 
@@ -19,7 +19,7 @@ from polyopt.classes import dataclass
 from polyopt.codegen_cuda import kept
 from polyopt.codegen_cuda.contractions import Products, Tiles
 from polyopt.codegen_cuda.cost import SECTOR_BYTES, access_bytes, power_above, statement_bytes
-from polyopt.codegen_cuda.plan import CudaMapping, CudaNest
+from polyopt.codegen_cuda.plan import CudaMapping, CudaNest, Cut
 from polyopt.dsl.affine import Affine, Atom, AxisRef, axes_of, axis, substitute
 from polyopt.dsl.ir import DataIndex, Read
 from polyopt.poly.roles import roles_of
@@ -92,7 +92,7 @@ class _Planner:
             case _:
                 assert_never(tree)
 
-    def cuts(self, tree: Tree) -> Iterator[str]:
+    def cuts(self, tree: Tree) -> Iterator[Cut]:
         """The nests whose parts cost less as kernels of their own."""
         match tree:
             case Leaf():
@@ -101,9 +101,12 @@ class _Planner:
                 for child in children:
                     yield from self.cuts(child)
             case Loop(coincident=True):
-                parts = _parts(tree, [])
-                if len(parts) > 1 and sum(self.nest(part)[0] for part in parts) < self.nest(tree)[0]:
-                    yield tree.name
+                costs: dict[Cut | None, float] = {None: self.nest(tree)[0]}
+                for cut in (Cut(tree.name), Cut(tree.name, at_sums=True)):
+                    costs[cut] = sum(self.nest(part)[0] for part in _parts(tree, [], at_sums=cut.at_sums))
+                best = min(costs, key=costs.__getitem__)
+                if best is not None:
+                    yield best
             case Loop():
                 if self.one_block(tree) is None:
                     yield from self.cuts(tree.body)
@@ -206,6 +209,10 @@ class _Planner:
         if not all(loop.reduction and self.may_share(loop) for loop in loops(sums[0])):
             return None
         if any(self.scop.statement(name).reducer is None for name in sums[0].statements):
+            return None
+        before = [name for child in children[: children.index(sums[0])] for name in statements(child)]
+        own = {self.scop.statement(name).array for name in sums[0].statements}
+        if any(self.scop.statement(name).array not in own for name in before):
             return None
         names = tuple(loop.name for loop in (*(loop for loop in chain if loop is not lane), lane))
         chunks = (*(1 for _ in chain[1:]), WARP)
@@ -412,10 +419,11 @@ def apply(tree: Tree, mapping: CudaMapping) -> Tree:
     return _mapped(separated(tree, mapping.cut), mapping)
 
 
-def separated(tree: Tree, cut: Sequence[str]) -> Tree:
+def separated(tree: Tree, cut: Sequence[Cut]) -> Tree:
     """The tree with some nests cut at their sequences; loops are numbered anew."""
     if not cut:
         return tree
+    cuts = {one.head: one for one in cut}
 
     def visit(node: Tree) -> Tree:
         match node:
@@ -424,7 +432,9 @@ def separated(tree: Tree, cut: Sequence[str]) -> Tree:
             case TreeSequence(children):
                 return sequence([visit(child) for child in children])
             case Loop(name=name):
-                return sequence(list(_parts(node, []))) if name in cut else replace(node, body=visit(node.body))
+                if name not in cuts:
+                    return replace(node, body=visit(node.body))
+                return sequence(list(_parts(node, [], at_sums=cuts[name].at_sums)))
             case _:
                 assert_never(node)
 
@@ -444,25 +454,41 @@ def _plain(tree: Tree) -> Tree:
             assert_never(tree)
 
 
-def _parts(tree: Tree, chain: Sequence[Loop]) -> list[Loop]:
+def _parts(tree: Tree, chain: Sequence[Loop], *, at_sums: bool) -> list[Loop]:
     """One nest per coincident loop in the sequences inside coincident loops, with copies of the loops outside; what
-    stands between two such loops stays together."""
-    match tree:
-        case Loop(coincident=True):
-            return _parts(tree.body, [*chain, tree])
-        case TreeSequence(children) if any(isinstance(child, Loop) and child.coincident for child in children):
-            parts: list[Loop] = []
-            for is_nest, group in groupby(children, lambda child: isinstance(child, Loop) and child.coincident):
-                for child in group if is_nest else [sequence(list(group))]:
-                    parts += _parts(child, chain)
-            return parts
-        case _:
-            inside = statements(tree)
-            for loop in reversed(chain):
-                rows = tuple((name, row) for name, row in loop.rows if name in inside)
-                tree = replace(loop, rows=rows, body=tree)
-            assert isinstance(tree, Loop), "a nest has loops around it"
-            return [tree]
+    stands between two such loops stays together.
+
+    at_sums: whether that is cut into one nest per sum
+    """
+    if isinstance(tree, Loop) and tree.coincident:
+        return _parts(tree.body, [*chain, tree], at_sums=at_sums)
+    children = tree.children if isinstance(tree, TreeSequence) else (tree,)
+    parts: list[Loop] = []
+    for is_nest, group in groupby(children, lambda child: isinstance(child, Loop) and child.coincident):
+        together = list(group)
+        if is_nest:
+            parts += [part for child in together for part in _parts(child, chain, at_sums=at_sums)]
+        else:
+            pieces = _around_sums(together) if at_sums else [together]
+            parts += [_inside(chain, sequence(list(piece))) for piece in pieces]
+    return parts
+
+
+def _around_sums(children: Sequence[Tree]) -> list[Sequence[Tree]]:
+    """The children in one piece per sum: what stands right before it, where it starts, and what follows it."""
+    sums = [number for number, child in enumerate(children) if isinstance(child, Loop)]
+    starts = [number - 1 if isinstance(children[number - 1], Leaf) else number for number in sums[1:]]
+    return [children[start:end] for start, end in pairwise((0, *starts, len(children)))]
+
+
+def _inside(chain: Sequence[Loop], tree: Tree) -> Loop:
+    """A copy of the loops of a chain around a part of what is in them."""
+    inside = statements(tree)
+    for loop in reversed(chain):
+        rows = tuple((name, row) for name, row in loop.rows if name in inside)
+        tree = replace(loop, rows=rows, body=tree)
+    assert isinstance(tree, Loop), "a nest has loops around it"
+    return tree
 
 
 def _mapped(tree: Tree, mapping: CudaMapping) -> Tree:

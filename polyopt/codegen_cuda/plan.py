@@ -94,6 +94,22 @@ class CudaNest:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A nest of the fused tree that becomes several, with copies of its loops: one per nest inside.
+
+    at_sums: one per sum as well
+    """
+
+    head: str
+    at_sums: bool = False
+
+    def __str__(self) -> str:
+        if self.at_sums:
+            return f"nest {self.head}: cut into one kernel per sum; in one they move more, or too few threads do"
+        return f"nest {self.head}: cut into one kernel per part; together they have too few threads"
+
+
+@dataclass(frozen=True, slots=True)
 class CudaMapping:
     """One decision per nest, in order of the tree; loops that are in none run in order, on the host or in a thread.
 
@@ -102,7 +118,7 @@ class CudaMapping:
     """
 
     nests: tuple[CudaNest, ...]
-    cut: tuple[str, ...] = ()
+    cut: tuple[Cut, ...] = ()
 
     @property
     def contractions(self) -> tuple[Contraction, ...]:
@@ -113,6 +129,5 @@ class CudaMapping:
         return next((nest for nest in self.nests if nest.head == head), None)
 
     def __str__(self) -> str:
-        lines = [f"nest {name}: cut into one kernel per part; together they have too few threads" for name in self.cut]
-        lines += [str(nest) for nest in self.nests]
+        lines = [*map(str, self.cut), *map(str, self.nests)]
         return "\n".join(lines) or "one thread: no loop may run in parallel"

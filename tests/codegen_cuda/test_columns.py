@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 import polyopt as po
 from polyopt import Op, bf16, f16, f32, f64, i8, u8
+from polyopt.codegen_cuda import mapping
+from polyopt.target import resolve
 from tests.codegen_cuda.running import emulate, interpreted, lowered
 from tests.codegen_cuda.test_emulated import assert_equals, inputs, needs_compiler
 from tests.codegen_cuda.test_faults import planted, problems
@@ -169,6 +172,54 @@ def test_a_call_gives_the_same_bits_again() -> None:
 def test_warps_that_would_be_no_gain_are_left_out() -> None:
     assert lowered(sums, M=512, N=1 << 17).mapping.nests[0].style == "points"
     assert lowered(sums, M=4096, N=16).mapping.nests[0].style == "rows"
+
+
+@po.op
+def softmax(x: f32[M, N]) -> object:
+    return po.softmax(x, axis=0)
+
+
+@po.op
+def places(x: f32[M, N]) -> object:
+    return po.argmax(x, axis=0)
+
+
+@po.op
+def deviations(x: f32[M, N]) -> object:
+    """A mean, a variance, and a value of both behind these."""
+    m, v, y = po.tensors("m v y")
+    m[j] = po.mean(x[i, j], i)
+    v[j] = po.mean((x[i, j] - m[j]) * (x[i, j] - m[j]), i)
+    y[j] = m[j] / po.sqrt(v[j] + 1)
+    return y
+
+
+def exponentials(x: Any) -> Any:
+    with np.errstate(invalid="ignore"):
+        e = np.exp(x - x.max(0))
+        return e / e.sum(0)
+
+
+SEVERAL: dict[str, tuple[Op, tuple[Any, ...], Any]] = {
+    "softmax": (softmax, (a := (special(70, 45),)), exponentials(a[0])),
+    "places": (places, (a := (special(33, 70),)), a[0].argmax(0)),
+    "deviations": (deviations, (a := given((50, 40))), a[0].mean(0) / np.sqrt(a[0].var(0) + 1)),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", SEVERAL)
+def test_sums_one_after_the_other_are_columns_each(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A nest of two sums had blocks for its rows, whose threads strode."""
+    monkeypatch.setattr(mapping, "LAUNCH_BYTES", 16)
+    op, args, expected = SEVERAL[name]
+    target = resolve("sm_80")
+    assert target.gpu is not None
+    lowering = lowered(op, *args, target=replace(target, gpu=replace(target.gpu, sms=2, sm_threads=512)))
+    assert [nest.style for nest in lowering.mapping.nests][:2] == ["columns", "columns"] and not lowering.fallback
+    outcome = emulate(lowering, inputs(op, args), {})
+    assert not outcome.problems, f"{outcome.problems[0]}\n{lowering.source('cuda')}"
+    assert_equals(outcome.results[0], expected)
 
 
 FAULTS = {
