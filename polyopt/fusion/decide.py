@@ -177,6 +177,18 @@ class _Fuser:
             group = _Group(component, (choice.rows,), (choice.spent,), recurrent=not choice.coincident, cyclic=True)
             return replace(group, batched=batched)
         tree = isl_schedule.schedule(self.scop, component, inner, _within(component, self.dependences.reductions))
+        return self.from_isl(component, tree, remaining)
+
+    def from_isl(self, component: tuple[str, ...], tree: Tree, remaining: Remaining) -> _Group:
+        """A component as isl orders it: the outermost loop alone where its rows are axes, moved by so many steps.
+
+        What is inside is decided here again: isl puts a statement of few loops into one iteration of those of another.
+        """
+        if isinstance(tree, Loop):
+            rows = dict(tree.rows)
+            spent = {name: _moved(row) for name, row in rows.items()}
+            if all(spent[name] in remaining[name] for name in component):
+                return _Group(component, (rows,), (spent,), recurrent=True, cyclic=True)
         return _Group(component, (), (), recurrent=True, fixed=tree)
 
     def own_axes(self, names: Sequence[str], remaining: Remaining) -> Remaining:
@@ -464,6 +476,11 @@ def _alone(row: Affine) -> str | None:
     """The axis that is all there is in a row."""
     atoms = [atom.name for atom, _ in row.terms if isinstance(atom, AxisRef)]
     return atoms[0] if len(atoms) == 1 and row == axis(atoms[0]) else None
+
+
+def _moved(row: Affine) -> str:
+    """The axis that is all there is in a row beside a number; "" for another row."""
+    return _alone(row - row.constant) or ""
 
 
 def _within(names: Sequence[str], dependences: Sequence[Dependence]) -> tuple[Dependence, ...]:

@@ -294,3 +294,31 @@ def test_points_that_meet_in_a_quotient_or_a_remainder_are_a_reduction(
     np.testing.assert_array_equal(halves, np.add.reduceat(x, range(0, extent, 2)))
     np.testing.assert_array_equal(thirds, [x[r::3].sum() for r in range(3)])
     assert not caplog.records
+
+
+def test_what_isl_orders_shares_the_outermost_loop_alone() -> None:
+    """isl moved the update of p by a step, and put it into the first row of the product: a test for each term."""
+
+    @po.op
+    def descent(a: f64[N, N], b: f64[N], steps: int):
+        t, u = po.index("t", extent=steps), po.index("u", extent=steps + 1)
+        i, k = po.index("i", extent=N), po.index("k", extent=N)
+        r, p, ap, rs = po.tensors("r p ap rs")
+        r[0, i] = b[i]
+        p[0, i] = b[i]
+        rs[u] = po.sum(r[u, k] * r[u, k], k)
+        ap[t, i] = po.sum(a[i, k] * p[t, k], k)
+        r[t + 1, i] = r[t, i] - ap[t, i] / 8
+        p[t + 1, i] = r[t + 1, i] + rs[t + 1] / rs[t] * p[t, i]
+        return p[steps]
+
+    tree = descent.lower(N=300, steps=20).fusion.tree
+    assert [loop.name for loop in loops(tree) if "ap_update" in loop.statements] == ["t", "i", "k"]
+    assert [loop.name for loop in loops(tree) if "p_1" in loop.statements] == ["t", "i"]
+    a, b = np.random.default_rng(3).random((40, 40)), np.arange(1.0, 41)
+    r, p = b, b
+    for _ in range(5):
+        before = r @ r
+        r = r - a @ p / 8
+        p = r + r @ r / before * p
+    np.testing.assert_allclose(descent(a, b, 5), p, rtol=1e-10)
