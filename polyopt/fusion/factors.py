@@ -6,8 +6,9 @@ temporary first, the sum is one of plain products, which a register tile loads a
 
 Exact: each value is computed by the same operations. A factor is taken out where it knows fewer axes than the sum
 around it and one of its reads goes to another element for each of its points, so that the temporary is no larger than
-what it is computed from; where nothing in it depends on the sum's own tensor, as it may in a recurrence; and where
-all its points may be computed whatever the sum visits.
+what it is computed from; or, for a function of indices or of several operands, as the cosines of a transform of many
+rows, where it is no larger than some array of the op; where nothing in it depends on the sum's own tensor, as it may in
+a recurrence; and where all its points may be computed whatever the sum visits.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, Condition, axes_of, axis, condition_affines, conjunction
 from polyopt.dsl.text import expr_text
-from polyopt.fusion.axes import assumed_length
+from polyopt.fusion.axes import assumed_length, length
 from polyopt.fusion.rewrite import cost, depends_on, nonempty
 from polyopt.names import unused
 
 LEAST_SAVED = 64
 """Scalar operations on each element that repay writing and reading it once more."""
+
+FUNCTION = 20
+"""Those of a function: fewer are done again rather than read from a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,7 @@ class _Finder:
             return ()
         reads = [node for node in nodes if isinstance(node, ir.Read)]
         order = next((found for read in reads if (found := _scanned(read)) and set(found) == names), None)
+        order = order or self.order_of_table(expr, [a for a in around if a.name in names])
         if (
             order is None
             or depends_on(self.program, (r.tensor for r in reads), self.equation.tensor)
@@ -137,6 +142,19 @@ class _Finder:
             return ()
         pays = picks.agreed(f"{expr_text(expr)} of {self.equation.name} once", cost(expr) * repeats >= LEAST_SAVED)
         return tuple(by_name[name] for name in order) if pays else ()
+
+    def order_of_table(self, expr: ir.Expr, axes: Sequence[ir.Axis]) -> tuple[str, ...] | None:
+        """The axes of a table of functions, those of the sum outermost; None where it is cheap, or may be larger than
+        every array of the op."""
+        shapes = [t.shape for t in self.program.tensors if t.shape is not None and t.role != "local"]
+        largest = max(
+            (prod(e.constant for e in shape) for shape in shapes if all(e.is_constant for e in shape)), default=0
+        )
+        points = [length(a) for a in axes]
+        if cost(expr) < FUNCTION or None in points or prod(n for n in points if n is not None) > largest:
+            return None
+        own = {a.name for a in self.equation.axes}
+        return tuple(sorted((a.name for a in axes), key=lambda name: name in own))
 
     def can_be_computed(
         self,

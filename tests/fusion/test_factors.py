@@ -98,6 +98,22 @@ def branch_only(t: f32[M, M], y: f32[M, N]):
     return z
 
 
+@po.op
+def cosines(x: f32[M, N]):
+    """The table has a row for each term of a sum, and no array that it is computed from."""
+    z = po.tensor("z")
+    n, m = po.index("n", extent=N), po.index("m", extent=N)
+    z[i, m] = po.sum(x[i, n] * po.cos((po.cast(n, f32) + 0.5) * po.cast(m, f32) * (np.pi / 16)), n)
+    return z
+
+
+@po.op
+def phases(x: f32[M, N], t: f32[N], q: f32[K]):
+    z = po.tensor("z")
+    z[i, k] += x[i, j] * po.cos(t[j] * q[k])
+    return z
+
+
 def temporaries(op: po.Op, *args: Array, **sizes: Any) -> dict[str, tuple[int, ...]]:
     """Shapes of the temporaries that factors live in."""
     tensors = op.lower(*args, **sizes).rewritten.tensors
@@ -159,6 +175,18 @@ def test_other_operands_and_places_of_sums() -> None:
     a, b = numbers(9, 20), numbers(20, 66)
     assert temporaries(nested, a, b) == {"z_factor": (9, 20)}
     np.testing.assert_allclose(nested(a, b), np.tanh(np.maximum(a, 0) ** 2 @ b), rtol=1e-5)
+
+
+def test_a_table_of_functions_is_computed_once_for_all_rows() -> None:
+    """A transform of 500 rows computed each cosine 500 times, and took 32 times as long as with a table of its own."""
+    x = numbers(70, 16)
+    assert temporaries(cosines, M=70, N=16) == {"z_factor": (16, 16)}
+    table = np.cos(np.outer(np.arange(16) + 0.5, np.arange(16)) * np.pi / 16)
+    np.testing.assert_allclose(cosines(x), x @ table, rtol=1e-4, atol=1e-4)
+    t, q = numbers(16) / 8, numbers(9) / 8
+    assert temporaries(phases, M=70, N=16, K=9) == {"z_factor": (16, 9)}
+    np.testing.assert_allclose(phases(x, t, q), x @ np.cos(np.outer(t, q)), rtol=1e-4, atol=1e-4)
+    assert temporaries(cosines, M=8, N=16) == temporaries(phases, M=2, N=40, K=30) == {}
 
 
 @pytest.mark.parametrize("op", [window, looked_up, recurrent, branch_only])
