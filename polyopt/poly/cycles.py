@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import islpy as isl
 
 from polyopt.classes import dataclass
+from polyopt.dsl import ir
 from polyopt.errors import DefinitionError
 from polyopt.poly.dependence import Dependence
 from polyopt.poly.scop import Scop, Statement
@@ -68,11 +69,16 @@ def error(cycle: Sequence[Instance]) -> DefinitionError:
     shown = names if len(names) <= _SHOWN else [*names[:3], "...", *names[-2:]]
     first = cycle[0]
     where = ", ".join(f"{name} = {value}" for name, value in {**first.at.sizes, **first.at.axes}.items())
+    why = " needs ".join([*shown, names[0]]) + (f", at {where}" if where else "")
+    fix = "refer to an earlier element, such as t - 1, or give the other value a name of its own"
+    if _is_through_data(cycle):
+        why += "\na subscript that is data may be any element, whatever conditions on data say"
+        fix = "refer to elements that indices alone make earlier, such as those of row t - 1"
     return DefinitionError(
         f"{names[0]} depends on itself",
         where=next((instance.statement.span for instance in cycle if instance.statement.span), None),
-        why=" needs ".join([*shown, names[0]]) + (f", at {where}" if where else ""),
-        fix="refer to an earlier element, such as t - 1, or give the other value a name of its own",
+        why=why,
+        fix=fix,
         facts={
             "tensor": first.statement.array,
             "element": first.element,
@@ -80,6 +86,13 @@ def error(cycle: Sequence[Instance]) -> DefinitionError:
             "sizes": dict(first.at.sizes),
         },
     )
+
+
+def _is_through_data(cycle: Sequence[Instance]) -> bool:
+    """Whether a statement of the cycle reads what the cycle writes at a subscript that is data."""
+    arrays = {instance.statement.array for instance in cycle}
+    reads = (access.read for instance in cycle for access in instance.statement.reads)
+    return any(read.tensor in arrays and any(isinstance(s, ir.DataIndex) for s in read.subscripts) for read in reads)
 
 
 def _on_cycles(scop: Scop, dependences: Sequence[Dependence]) -> tuple[Instance, ...] | None:

@@ -183,6 +183,36 @@ MISTAKES = (
         """,
     ),
     Mistake(
+        name="an_element_that_data_makes_earlier",
+        error=DefinitionError,
+        program="""
+        @po.op
+        def ways_to_pay(coins: i64[N], total: int):
+            n, s = po.index("n", extent=N), po.index("s", extent=total + 1)
+            ways = po.tensor("ways")
+            ways[0, s] = po.where(s == 0, 1, 0)
+            left = po.cast(s, i64) - coins[n]
+            ways[n + 1, s] = ways[n, s] + po.where(left >= 0, ways[n + 1, po.maximum(left, 0)], 0)  # <-
+            return ways[N]
+
+        ways_to_pay(np.array([1, 2, 5]), 10)
+        """,
+        caret="ways[n + 1, s]",
+        says=("ways[1, 0]", "itself", "data", "row t - 1"),
+        fixed="""
+        @po.op
+        def ways_to_pay(coins: i64[N], total: int):
+            n, s, many = po.index("n", extent=N), po.index("s", extent=total + 1), po.index("many", extent=total + 1)
+            ways = po.tensor("ways")
+            ways[0, s] = po.where(s == 0, 1, 0)
+            left = po.cast(s, i64) - many * coins[n]
+            ways[n + 1, s] = po.sum(po.where(left >= 0, ways[n, po.maximum(left, 0)], 0), many)
+            return ways[N]
+
+        assert ways_to_pay(np.array([1, 2, 5]), 10).tolist() == [1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 10]
+        """,
+    ),
+    Mistake(
         name="an_element_defined_by_itself",
         error=DefinitionError,
         program="""
