@@ -2,8 +2,9 @@
 
 A reduction whose terms do not know the result's index, and of which a guard `k <= n + c` takes one more point for each
 step of it, is a recurrence: the first result is reduced as it was written, each other one is the result before and the
-terms of one point. So are cumulative sums and maxima, numbers of earlier elements, suffixes (`k >= n`), and along one
-index after the other integral images. Source: simplifying reductions, [Gautam06].
+terms of one point. So are cumulative sums and maxima, numbers of earlier elements, suffixes (`k >= n`), along one
+index after the other integral images, and what stands inside another reduction, where it has no more results than
+something that it reads has elements. Source: simplifying reductions, [Gautam06].
 """
 
 from __future__ import annotations
@@ -193,19 +194,30 @@ class _Stepper:
 
     def equation(self, equation: ir.Equation, made: list[ir.Equation]) -> ir.Equation:
         """The equation, which reads what `made` defines."""
-        known: dict[ir.Reduce, ir.Expr] = {}
+        known: dict[tuple[ir.Reduce, tuple[ir.Axis, ...]], ir.Expr] = {}
 
-        def visit(expr: ir.Expr) -> ir.Expr:
+        def visit(expr: ir.Expr, around: ir.Equation) -> ir.Expr:
+            """around: the equation as if it had an element for each point that the expression is computed at"""
             if isinstance(expr, ir.Where):
                 return expr  # what it does not choose may have nothing to read
             if not isinstance(expr, ir.Reduce):
-                return ir.rebuild(expr, visit)
-            if expr not in known:
-                prefix = self.chosen(equation, expr)
-                known[expr] = expr if prefix is None else self.made(equation, prefix, made)
-            return known[expr]
+                return ir.rebuild(expr, lambda child: visit(child, around))
+            if (expr, around.axes) not in known:
+                prefix = self.chosen(around, expr)
+                if prefix is None or (around.axes != equation.all_axes and not _is_read_whole(prefix, around)):
+                    known[expr, around.axes] = inside(expr, around)
+                else:
+                    known[expr, around.axes] = self.made(around, prefix, made)
+            return known[expr, around.axes]
 
-        return equation if equation.is_accumulation else replace(equation, value=visit(equation.value))
+        def inside(whole: ir.Reduce, around: ir.Equation) -> ir.Expr:
+            names = {a.name for a in around.axes}
+            if whole.guard != TRUE or any(a.name in names for a in whole.axes):
+                return whole
+            return replace(whole, body=visit(whole.body, replace(around, axes=(*around.axes, *whole.axes))))
+
+        around = replace(equation, axes=equation.all_axes, reduce_axes=())
+        return replace(equation, value=visit(equation.value, around))
 
     def chosen(self, equation: ir.Equation, whole: ir.Reduce) -> Prefix | None:
         """How a reduction is made step by step, where that is worth it or a pick asks for it."""
@@ -274,6 +286,13 @@ class _Stepper:
         name = unused(wanted, self.taken)
         self.taken.add(name)
         return name
+
+
+def _is_read_whole(prefix: Prefix, around: ir.Equation) -> bool:
+    """Whether something that is reduced has an element for each result, so that these take no more room."""
+    results = {a.name for a in around.axes if a.name in axes_in(prefix.whole)}
+    reads = ({*axes_in(read)} for read in ir.reads(prefix.whole.body))
+    return any(results <= {prefix.step if name == prefix.summed.name else name for name in names} for names in reads)
 
 
 def _divided(along: ir.Axis, grows: int) -> tuple[ir.Axis, ir.Axis]:
