@@ -127,7 +127,7 @@ class QuickWays:
             return None
         examples: list[Example] = []
         for value, parameter in zip(args, parameters):
-            if parameter.kind == "constant":
+            if parameter.kind == "constant" or value is None:
                 if type(value) not in _NEVER_CHANGE:
                     return None
                 examples.append(Same(value))

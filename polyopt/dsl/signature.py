@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 from typing import Literal as OneOf
 
 import numpy as np
@@ -164,7 +164,7 @@ def _classify(annotation: object, name: str, span: Span) -> tuple[ParameterKind,
             return "constant", None, ()
         case np.dtype():
             return "scalar", _dtype_of(annotation, name, span), ()
-        case type() if issubclass(annotation, np.generic):
+        case type() if issubclass(annotation, np.generic) and annotation not in _ABSTRACT:
             return "scalar", _dtype_of(annotation, name, span), ()
         case inspect.Parameter.empty:
             return "unannotated", None, ()
@@ -183,10 +183,17 @@ def _is_python_type(annotation: object) -> bool:
 
     It tells the reader what is meant, and the argument tells polyopt.
     """
-    if isinstance(annotation, type | TypeVar) or annotation is ... or get_origin(annotation) is OneOf:
+    if get_origin(annotation) is OneOf or annotation is ...:
         return True
     parts = annotation if isinstance(annotation, list) else get_args(annotation)
-    return bool(parts) and all(map(_is_python_type, parts))
+    if parts:
+        return all(map(_is_python_type, parts))
+    is_special = type(annotation).__module__ in ("typing", "typing_extensions")  # Callable, Self, TypeVar, NewType
+    return isinstance(annotation, type) or is_special or get_origin(annotation) is not None
+
+
+_ABSTRACT = (np.generic, np.number, np.integer, np.signedinteger, np.unsignedinteger, np.inexact, np.floating)
+"""Types of NumPy that name no dtype."""
 
 
 def _dtype_of(annotation: Any, name: str, span: Span) -> DType:

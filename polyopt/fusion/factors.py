@@ -22,7 +22,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, Condition, axes_of, axis, condition_affines, conjunction
 from polyopt.dsl.text import expr_text
-from polyopt.fusion.axes import assumed_length, length
+from polyopt.fusion.axes import assumed_length, condition_axes, length
 from polyopt.fusion.rewrite import cost, depends_on, nonempty
 from polyopt.names import unused
 
@@ -133,7 +133,7 @@ class _Finder:
             return ()
         reads = [node for node in nodes if isinstance(node, ir.Read)]
         order = next((found for read in reads if (found := _scanned(read)) and set(found) == names), None)
-        order = order or self.order_of_table(expr, [a for a in around if a.name in names])
+        order = order or self.order_of_table(expr, [a for a in around if a.name in names], guard)
         if (
             order is None
             or depends_on(self.program, (r.tensor for r in reads), self.equation.tensor)
@@ -143,9 +143,15 @@ class _Finder:
         pays = picks.agreed(f"{expr_text(expr)} of {self.equation.name} once", cost(expr) * repeats >= LEAST_SAVED)
         return tuple(by_name[name] for name in order) if pays else ()
 
-    def order_of_table(self, expr: ir.Expr, axes: Sequence[ir.Axis]) -> tuple[str, ...] | None:
-        """The axes of a table of functions, those of the sum outermost; None where it is cheap, or may be larger than
-        every array of the op."""
+    def order_of_table(self, expr: ir.Expr, axes: Sequence[ir.Axis], guard: Condition) -> tuple[str, ...] | None:
+        """The axes of a table of functions, those of the sum outermost.
+
+        None where it is cheap, may be larger than every array of the op, or may be asked for few of its elements: under
+        a guard of these axes and others.
+        """
+        names, asked = {a.name for a in axes}, condition_axes(guard)
+        if asked & names and not asked <= names:
+            return None
         shapes = [t.shape for t in self.program.tensors if t.shape is not None and t.role != "local"]
         largest = max(
             (prod(e.constant for e in shape) for shape in shapes if all(e.is_constant for e in shape)), default=0

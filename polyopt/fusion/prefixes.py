@@ -29,8 +29,8 @@ from polyopt.dsl.affine import (
     map_condition,
     substitute,
 )
-from polyopt.fusion.axes import at_axes, axes_in, condition_axes
-from polyopt.fusion.rewrite import depends_on
+from polyopt.fusion.axes import at_axes, axes_in, condition_axes, length, plain_axes
+from polyopt.fusion.rewrite import depends_on, nonempty
 from polyopt.fusion.short_sums import COMBINE, is_whole_sum
 from polyopt.names import unused
 
@@ -125,6 +125,7 @@ def _suits(equation: ir.Equation, prefix: Prefix, *, in_order: bool) -> bool:
         (keeps_order or not in_order)
         and prefix.steps > 1
         and all(any(map(is_nonnegative, a.lower)) for a in own)
+        and all(length(a) != 0 for a in equation.axes)
         and (whole.reducer.neutral is not None or not prefix.inner)
     )
 
@@ -265,11 +266,17 @@ class _Stepper:
         own = [a for a in equation.axes if a.name in axes_in(prefix.whole)]
         shape = tuple(a.upper[0] for a in own)
         self.tensors.append(ir.Tensor(name, dtype, shape, "local", len(own), equation.span))
-        self.define(equation, prefix, name, made)
+        others = [a for a in equation.axes if a not in own]
+        self.define(equation, prefix, name, made, nonempty(others, frozenset(a.name for a in own)))
         return ir.Read(name, tuple(axis(a.name) for a in own), dtype, span=equation.span)
 
-    def define(self, equation: ir.Equation, prefix: Prefix, name: str, made: list[ir.Equation]) -> None:
-        """A tensor's elements along the axis of the step: the first one, and each from the one before."""
+    def define(
+        self, equation: ir.Equation, prefix: Prefix, name: str, made: list[ir.Equation], where: Condition = TRUE
+    ) -> None:
+        """A tensor's elements along the axis of the step: the first one, and each from the one before.
+
+        where: that the equation has a point for them
+        """
         whole, span = prefix.whole, equation.span
         own = [a for a in equation.axes if a.name in axes_in(whole)]
         (along,) = (a for a in own if a.name == prefix.step)
@@ -279,7 +286,7 @@ class _Stepper:
         following = _next(prefix, ir.Read(name, back, whole.dtype, span=span), others)
         for label, steps, value in ((name, first, whole), (self.unused(f"{name}_next"), others, following)):
             axes = tuple(steps if a is along else a for a in own)
-            made.append(ir.Equation(label, name, axes, here, value, span=span))
+            made.append(ir.Equation(label, name, axes, here, value, where, span=span))
         self.notes.append(f"{name} is made along {prefix.step}, each from the one before and one {prefix.summed.name}")
 
     def unused(self, wanted: str) -> str:
@@ -291,7 +298,7 @@ class _Stepper:
 def _is_read_whole(prefix: Prefix, around: ir.Equation) -> bool:
     """Whether something that is reduced has an element for each result, so that these take no more room."""
     results = {a.name for a in around.axes if a.name in axes_in(prefix.whole)}
-    reads = ({*axes_in(read)} for read in ir.reads(prefix.whole.body))
+    reads = (plain_axes(read) or () for read in ir.reads(prefix.whole.body))
     return any(results <= {prefix.step if name == prefix.summed.name else name for name in names} for names in reads)
 
 

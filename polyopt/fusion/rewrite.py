@@ -32,7 +32,7 @@ from polyopt.dsl.affine import (
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dtypes import DType, bf16, converted, f16, f32, i8, i32, i64, u8
 from polyopt.fusion import residues
-from polyopt.fusion.axes import at_axes
+from polyopt.fusion.axes import at_axes, length
 
 REPEATED_COST = 16
 """Scalar operations worth repeating per element rather than storing and loading a temporary."""
@@ -249,7 +249,8 @@ def _reads_all(equation: ir.Equation, producer: ir.Equation) -> bool:
     for read, axes in unguarded:
         ranges = {affine.axis(axis.name): (axis.lower, axis.upper) for axis in axes}
         found = [ranges.get(s) if isinstance(s, Affine) else None for s in read.subscripts]
-        if read.tensor == producer.tensor and found == wanted and len(set(read.subscripts)) == len(wanted):
+        happens = all(length(axis) != 0 for axis in axes)
+        if read.tensor == producer.tensor and found == wanted and len(set(read.subscripts)) == len(wanted) and happens:
             return True
     return False
 

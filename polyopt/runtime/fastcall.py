@@ -68,8 +68,8 @@ class Number:
     @property
     def is_supported(self) -> bool:
         """Whether the quick way converts it exactly as NumPy does."""
-        if self.kind is int:
-            return self.dtype.char in "fd?bBhHiIlLqQ"
+        if self.kind is int:  # read as 64 bits with a sign
+            return self.dtype.char in "fd?bBhHiIlLqQ" and (self.reach is None or self.reach[0] <= _MOST_INT)
         return (self.kind in _FLOATS and self.dtype.char in "fd") or self.is_of_its_dtype
 
     @property
@@ -78,6 +78,7 @@ class Number:
         return issubclass(self.kind, np.generic) and np.dtype(self.kind) == self.dtype
 
 
+_MOST_INT = int(np.iinfo(np.int64).max)
 _FLOATS = (float, np.float64)
 """Types whose objects hold a double in the same place."""
 
@@ -197,7 +198,7 @@ def _number_description(number: Number) -> list[int]:
     if dtype.char == "?":
         return [INT, 0, 1]
     least, most = number.reach or (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-    return [INT, least, min(most, np.iinfo(np.int64).max)]
+    return [INT, least, min(most, _MOST_INT)]
 
 
 def _span(example: Array | Number | Same) -> tuple[int, int]:

@@ -398,3 +398,16 @@ def test_a_subscript_out_of_range_is_an_error_wherever_its_tensor_is_read(form: 
     for call in (op, op.reference):
         with pytest.raises(po.BoundsError):
             call(np.zeros(4, np.int32), ids)
+
+
+def test_a_subscript_out_of_range_is_an_error_where_its_reader_has_no_point() -> None:
+    @po.op
+    def op(x: i32[M], ids: i64[N], w: i32[K]):
+        t, y = po.tensors("t y")
+        t[i] = x[ids[i]]
+        y[()] = po.sum(t[i] * w[j], (i, j))
+        return y
+
+    for call in (op, op.reference):
+        with pytest.raises(po.BoundsError):
+            call(np.zeros(4, np.int32), np.array([0, 99]), np.zeros(0, np.int32))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, NewType, Optional, ParamSpec, Union
 
 import numpy as np
 import pytest
@@ -84,6 +85,8 @@ def test_dtypes_of_numpy_are_run_time_scalars(annotation: object) -> None:
     [
         *(Any, object, np.ndarray, NDArray[np.float32], np.ndarray | None, int | float, type[Exception]),
         *(list[int], tuple[int, ...], dict[str, int], Callable[[int], int], Callable[..., Any], Literal["a"]),
+        *(typing.Callable, typing.Callable | None, typing.Sequence, typing.Self, tuple[()]),
+        *(NewType("Name", int), Callable[ParamSpec("P"), int], np.floating, np.integer | None),
     ],
 )
 def test_types_of_python_leave_a_parameter_to_its_argument(annotation: object) -> None:
@@ -92,7 +95,7 @@ def test_types_of_python_leave_a_parameter_to_its_argument(annotation: object) -
 
 @pytest.mark.parametrize(
     "annotation",
-    [N, i, 3, (M, N), np.array([1]), list[f32[N]], Sequence[f32[N]], np.complex64, np.floating, np.dtype(">f4")],
+    [N, i, 3, (M, N), np.array([1]), list[f32[N]], Sequence[f32[N]], np.complex64, np.dtype(">f4")],
 )
 def test_an_annotation_that_no_parameter_can_have_is_refused(annotation: object) -> None:
     with pytest.raises(DefinitionError, match="of 'w' says nothing that a parameter of an op can be") as caught:

@@ -189,6 +189,21 @@ def test_a_table_of_functions_is_computed_once_for_all_rows() -> None:
     assert temporaries(cosines, M=8, N=16) == temporaries(phases, M=2, N=40, K=30) == {}
 
 
+def test_a_table_is_not_filled_where_a_guard_asks_for_few_of_its_elements() -> None:
+    @po.op
+    def banded(x: f32[K], y: f32[M, K]):
+        z, q = po.tensor("z"), po.index("q", extent=K)
+        near = (k <= i + 2) & (k >= i - 2) & (q <= i + 2) & (q >= i - 2)
+        z[i] = po.sum(po.exp(-(x[k] - x[q]) * (x[k] - x[q])) * y[i, k], (k, q), where=near)
+        return z
+
+    assert temporaries(banded, M=40, K=40) == {}
+    x, y = numbers(40) / 8, numbers(40, 40)
+    near = [range(max(0, row - 2), min(40, row + 3)) for row in range(40)]
+    expected = [sum(np.exp(-((x[a] - x[b]) ** 2)) * y[row, a] for a in ks for b in ks) for row, ks in enumerate(near)]
+    np.testing.assert_allclose(banded(x, y), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("op", [window, looked_up, recurrent, branch_only])
 def test_a_factor_stays_where_a_temporary_would_be_larger_unsafe_or_part_of_a_cycle(op: po.Op) -> None:
     x, ids, y = numbers(12), np.arange(12, dtype=np.int32), numbers(12, 70)

@@ -176,6 +176,44 @@ def test_prefixes_inside_other_reductions_are_made_step_by_step(dynamic: bool) -
 
 
 @pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("dynamic", [False, True], ids=["numbers", "open"])
+@pytest.mark.parametrize("inside", [False, True], ids=["beside", "inside"])
+def test_prefixes_are_not_made_where_another_axis_has_no_point(
+    inside: bool, dynamic: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They looked at subscripts, or read elements, that nobody asks for."""
+
+    @po.op(dynamic=dynamic)
+    def gathered(x: f64[L], ids: i32[N], w: f64[M]):
+        y, n = po.tensor("y"), po.index("n", extent=N)
+        if inside:
+            y[i] = po.max(po.max(x[ids[k]], k, where=k <= n) * w[i], n)
+        else:
+            y[i, n] = po.sum(x[ids[k]], k, where=k <= n) * w[i]
+        return y
+
+    ids = np.array([0, 1, 7, 2, 0, 1, 2, 2], np.int32)
+    assert gathered(numbers(0, 3), ids, np.ones(0)).size == 0
+    with pytest.raises(po.BoundsError):
+        gathered(numbers(0, 3), ids, np.ones(1))
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("few")
+def test_a_prefix_of_a_sum_without_a_term_reads_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """x[m] is outside for the last five, and nobody asks for them: the plan was given up."""
+
+    @po.op
+    def beyond(x: f64[N], w: f64[M]):
+        y, n, m = po.tensor("y"), po.index("n", extent=N + 5), po.index("m", extent=N + 5)
+        y[()] = po.sum(po.sum(x[m], m, where=m <= n) * w[j], (n, j))
+        return y
+
+    assert beyond(numbers(0, 3), np.ones(0)) == 0
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("few")
 def test_prefixes_inside_others_stay_where_their_results_would_take_more_room() -> None:
     @po.op
     def op(x: f64[M, K], w: f64[K, N]):

@@ -272,6 +272,33 @@ def widths(a: u8, b: i64, c: f64, x: i64[N]):
     return y
 
 
+def test_a_number_beyond_64_bits_with_a_sign_takes_the_careful_way() -> None:
+    """Its kind could not be learnt: an OverflowError from the second call on."""
+
+    @po.op
+    def scaled(x: f64[N], a):
+        y = po.tensor("y")
+        y[i] = x[i] * a
+        return y
+
+    x = np.array([1.0, 2.0])
+    for number in (2**63, 2**64 - 1, 2**63, 3):
+        for _ in range(3):
+            assert np.array_equal(scaled(x, number), x * np.float64(number))
+            assert np.array_equal(scaled(x, number, out=np.empty(2)), x * np.float64(number))
+
+
+def test_none_and_an_array_for_one_parameter_take_turns() -> None:
+    @po.op
+    def added(x: f64[N], b: f64[N] | None = None):
+        return x + 1 if b is None else x + b  # type: ignore[redundant-expr]  # f64[N] stands for what op makes of it
+
+    x = np.array([1.0, 2.0])
+    for _ in range(3):
+        for given, expected in (((x,), x + 1), ((x, x), 2 * x), ((x, None), x + 1), ((x, -x), 0 * x)):
+            assert np.array_equal(added(*given), expected)
+
+
 def test_numbers_of_every_width_are_checked_against_their_range() -> None:
     x = np.arange(3)
     learn(widths, 200, -(2**40), 7, x)
