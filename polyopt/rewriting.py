@@ -29,6 +29,7 @@ from polyopt.fusion import (
     partials,
     positions,
     prefixes,
+    privatized,
     running,
     shared,
     short_sums,
@@ -83,9 +84,10 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     unfolded = _unfolded(wide.program, options)
     side = _turned(unfolded.program, options)
     together = _joined(side.program, options)
-    parts = (stepped, chained, whole, same, wide, unfolded, side, together)
+    own = privatized.privatize(together.program, options.target, reorder=not options.is_strict)
+    parts = (stepped, chained, whole, same, wide, unfolded, side, together, own)
     notes = (*map(str, short), *(note for part in parts for note in part.notes))
-    return _in_one_pass(together.program, options, notes) or _in_parts(together.program, options, notes)
+    return _in_one_pass(own.program, options, notes) or _in_parts(own, options, notes)
 
 
 def _separated(program: ir.Program, options: Options) -> tuple[ir.Program, frozenset[str]]:
@@ -172,16 +174,17 @@ def _in_one_pass(plain: ir.Program, options: Options, notes: tuple[str, ...]) ->
     return found
 
 
-def _in_parts(program: ir.Program, options: Options, notes: tuple[str, ...]) -> Rewritten:
+def _in_parts(own: privatized.Copied, options: Options, notes: tuple[str, ...]) -> Rewritten:
     """Long sums with few results as partial sums, where the order of terms is free."""
-    if options.is_strict:
-        return _once(program, options, notes)
-    if options.target.gpu is not None:
-        few = device_sums.decide(program, options.target.gpu)
+    program, gpu = own.program, options.target.gpu
+    if gpu is not None:
+        few = () if options.is_strict else device_sums.decide(program, gpu)
         parted = partials.split(program, few)
         found = _once(parted, options, (*notes, *map(str, few)))
-        own = [tensor.name for tensor in parted.tensors[len(program.tensors) :]]
-        return replace(found, rows=device_sums.rows(parted, found.scop, own))
+        partial = (*own.copies, *(tensor.name for tensor in parted.tensors[len(program.tensors) :]))
+        return replace(found, rows=device_sums.rows(parted, found.scop, partial))
+    if options.is_strict:
+        return _once(program, options, notes)
     plan = partials.decide(program, options.target)
     return _once(partials.apply(program, plan), options, (*notes, *map(str, plan)))
 

@@ -215,7 +215,7 @@ def _axis(axis: ir.Axis, sizes: Mapping[str, int]) -> ir.Axis:
 
 def _subscripts(subscripts: Sequence[ir.Subscript], sizes: Mapping[str, int]) -> tuple[ir.Subscript, ...]:
     return tuple(
-        _substituted(s, sizes) if isinstance(s, Affine) else ir.DataIndex(specialise_expr(s.value, sizes))
+        _substituted(s, sizes) if isinstance(s, Affine) else replace(s, value=specialise_expr(s.value, sizes))
         for s in subscripts
     )
 

@@ -86,9 +86,13 @@ class Cast(Generic[Operand]):
 
 @dataclass(frozen=True, slots=True)
 class DataIndex:
-    """A subscript that is data: an integer expression, checked against the extent as the kernel runs."""
+    """A subscript that is data: an integer expression, checked against the extent as the kernel runs.
+
+    place: the user's tensor and its dimension, for errors, where a rewrite writes to another one
+    """
 
     value: Expr
+    place: tuple[str, int] | None = field(default=None, compare=False)
 
 
 Subscript = Affine | DataIndex
@@ -391,6 +395,11 @@ def walk(expr: Expr) -> Iterator[Expr]:
         yield from walk(child)
 
 
+def map_data(subscripts: tuple[Subscript, ...], change: Callable[[Expr], Expr]) -> tuple[Subscript, ...]:
+    """The subscripts, with those that are data changed."""
+    return tuple(replace(s, value=change(s.value)) if isinstance(s, DataIndex) else s for s in subscripts)
+
+
 def rebuild(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
     """The same node with each direct sub-expression changed; the node itself where nothing changed."""
     match expr:
@@ -403,7 +412,7 @@ def rebuild(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
         case Read(subscripts=subscripts):
             if not any(isinstance(s, DataIndex) for s in subscripts):
                 return expr
-            changed = tuple(DataIndex(change(s.value)) if isinstance(s, DataIndex) else s for s in subscripts)
+            changed = map_data(subscripts, change)
             return replace(expr, subscripts=changed)
         case Where(then=then, otherwise=otherwise):
             return replace(expr, then=change(then), otherwise=change(otherwise))

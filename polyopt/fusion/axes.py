@@ -137,7 +137,9 @@ def renamed(equation: ir.Equation, names: Mapping[str, str]) -> ir.Equation:
             return replace(expr, body=inner, axes=tuple(map(one, expr.axes)), guard=map_condition(expr.guard, moved))
         return at_axes(ir.rebuild(expr, visit), at, deep=False)
 
-    subscripts = tuple(moved(s) if isinstance(s, Affine) else ir.DataIndex(visit(s.value)) for s in equation.subscripts)
+    subscripts = tuple(
+        moved(s) if isinstance(s, Affine) else replace(s, value=visit(s.value)) for s in equation.subscripts
+    )
     return replace(
         equation,
         axes=tuple(map(one, equation.axes)),

@@ -13,7 +13,7 @@ from math import prod
 
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import TRUE, Affine, AxisRef, axis
+from polyopt.dsl.affine import TRUE, Affine, AxisRef
 from polyopt.fusion.axes import axes_in, length
 from polyopt.fusion.partials import PartialSum
 from polyopt.fusion.rewrite import cost, depends_on
@@ -175,8 +175,12 @@ def rows(program: ir.Program, scop: Scop, tensors: Sequence[str]) -> dict[str, t
     for name, depth in _depths(program, tensors).items():
         (equation,) = program.definitions(name)
         part = equation.axes[0]
-        shared = ((loops.setdefault((part.upper, depth), part.name), axis(part.name)),)
-        result |= {statement.name: shared for statement in scop.statements if statement.array == name}
+        loop = loops.setdefault((part.upper, depth), part.name)
+        for statement in scop.statements:
+            if statement.array == name:
+                first = statement.subscripts[0]
+                assert isinstance(first, Affine), "parts are numbered"
+                result[statement.name] = ((loop, first),)
     return result
 
 

@@ -313,7 +313,9 @@ class _Joiner:
                     joined.append(subscript * self.found.width + inner)
             elif n - 1 not in dimensions:
                 joined.append(
-                    ir.DataIndex(self.value(subscript.value)) if isinstance(subscript, ir.DataIndex) else subscript
+                    replace(subscript, value=self.value(subscript.value))
+                    if isinstance(subscript, ir.DataIndex)
+                    else subscript
                 )
         return tuple(joined)
 

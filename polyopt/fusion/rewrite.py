@@ -363,5 +363,5 @@ def _with(expr: ir.Expr, producer: ir.Equation) -> ir.Expr:
 
 def _map_values(equation: ir.Equation, change: Callable[[ir.Expr], ir.Expr]) -> ir.Equation:
     """The equation with its value and its data subscripts changed."""
-    subscripts = tuple(ir.DataIndex(change(s.value)) if isinstance(s, ir.DataIndex) else s for s in equation.subscripts)
+    subscripts = ir.map_data(equation.subscripts, change)
     return replace(equation, value=change(equation.value), subscripts=subscripts)

@@ -196,7 +196,7 @@ class _Body:
             if isinstance(subscript, ir.DataIndex):
                 if boundary is None:
                     index = self.data_index(subscript, mask)
-                    checks.append(Check(dimension, self.owner.new_site(array, dimension, span)))
+                    checks.append(Check(dimension, self.owner.new_site(*(subscript.place or (array, dimension)), span)))
                 else:
                     index = self.bounded_data(subscript, mask, extent, boundary)
             elif isinstance(boundary, ir.Clamp | ir.Wrap):

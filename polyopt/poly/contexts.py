@@ -121,7 +121,7 @@ def replace_axes(equation: ir.Equation, resolved: dict[tuple[int, str], ir.Axis]
         axes = tuple(resolved[binder, axis.name] for axis in expr.axes)
         return replace(expr, axes=axes, body=change(expr.body))
 
-    subscripts = tuple(ir.DataIndex(change(s.value)) if isinstance(s, ir.DataIndex) else s for s in equation.subscripts)
+    subscripts = ir.map_data(equation.subscripts, change)
     return replace(
         equation,
         axes=tuple(resolved[0, axis.name] for axis in equation.axes),

@@ -318,9 +318,7 @@ class _Builder:
         """A statement on every point of the scope; an update where there is a reducer and no other role."""
         self.used.add(name)
         value = self.lowered(value, scope, array)
-        subscripts = tuple(
-            ir.DataIndex(self.lowered(s.value, scope, array)) if isinstance(s, ir.DataIndex) else s for s in subscripts
-        )
+        subscripts = ir.map_data(subscripts, lambda data: self.lowered(data, scope, array))
         domain = self.domain(Space(name, scope.names, self.program.sizes), scope)
         role = role or ("update" if reducer else "define")
         self.add_on(name, scope.names, domain, array, subscripts, value, role=role, reducer=reducer, span=span)

@@ -54,7 +54,7 @@ def _renamed(statement: Statement, name: str, arrays: Mapping[str, str], sizes: 
         return named.intersect_params(sizes)
 
     def subscript(found: ir.Subscript) -> ir.Subscript:
-        return ir.DataIndex(visit(found.value)) if isinstance(found, ir.DataIndex) else found
+        return replace(found, value=visit(found.value)) if isinstance(found, ir.DataIndex) else found
 
     array = arrays.get(statement.array, statement.array)
     return replace(

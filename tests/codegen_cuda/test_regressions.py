@@ -430,10 +430,10 @@ def test_edges_of_an_array_have_threads() -> None:
 
 
 def test_the_report_says_what_runs_in_one_thread() -> None:
-    @po.op
-    def op(x: i32[N]):
-        h = po.tensor("h", shape=(256,), dtype=i32)
-        h[x[column]] += 1
+    @po.op(numerics="strict")
+    def op(x: i32[N], y: f32[N]):
+        h = po.tensor("h", shape=(256,))
+        h[x[column]] += y[column]
         return h
 
     assert "h_update runs in one thread" in str(op.lower(N=1000, target="sm_80").report())
