@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import TypeVar
 
 Node = TypeVar("Node", bound=Hashable)
@@ -63,18 +64,24 @@ def _tarjan(nodes: Sequence[Node], successors: Mapping[Node, Sequence[Node]]) ->
 
 def topological(nodes: Sequence[Node], edges: Iterable[tuple[Node, Node]]) -> list[Node]:
     """The nodes with sources before targets, otherwise in the given order. The graph must have no cycle."""
-    waiting: dict[Node, set[Node]] = {node: set() for node in nodes}
+    successors: dict[Node, set[Node]] = {node: set() for node in nodes}
     for source, target in edges:
         if source != target:
-            waiting[target].add(source)
+            successors[source].add(target)
+    waits_for = dict.fromkeys(nodes, 0)
+    for targets in successors.values():
+        for target in targets:
+            waits_for[target] += 1
+    position = {node: number for number, node in enumerate(nodes)}
+    ready = [position[node] for node in nodes if not waits_for[node]]
     order: list[Node] = []
-    done: set[Node] = set()
-    pending = list(nodes)
-    while pending:
-        ready = next(node for node in pending if waiting[node] <= done)
-        order.append(ready)
-        done.add(ready)
-        pending.remove(ready)
+    while ready:
+        order.append(nodes[heappop(ready)])
+        for target in successors[order[-1]]:
+            waits_for[target] -= 1
+            if not waits_for[target]:
+                heappush(ready, position[target])
+    assert len(order) == len(nodes), "the graph has a cycle"
     return order
 
 
@@ -85,12 +92,12 @@ def on_cycles(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> set[str
     return loops.union(*(found for found in components(nodes, pairs) if len(found) > 1))
 
 
-def reachable(start: str, edges: Iterable[tuple[str, str]]) -> set[str]:
+def reachable(start: Node, edges: Iterable[tuple[Node, Node]]) -> set[Node]:
     """All nodes that a path from `start` leads to (`start` itself only on a cycle)."""
-    successors: dict[str, list[str]] = {}
+    successors: dict[Node, list[Node]] = {}
     for source, target in edges:
         successors.setdefault(source, []).append(target)
-    found: set[str] = set()
+    found: set[Node] = set()
     work = list(successors.get(start, ()))
     while work:
         node = work.pop()

@@ -63,6 +63,9 @@ _STAGE_LOGS = {name: logging.getLogger(f"polyopt.{name}") for name in ("schedule
 PROOF_OPERATIONS = 3_000_000
 """What isl may do to prove one schedule: a second or two, where our operators take a twentieth of one."""
 
+STATEMENT_OPERATIONS = 50_000
+"""The same for each statement, of programs with many: layers of a network take 9,000."""
+
 MOST_LINES = 30_000
 """Of LLVM's instructions in one function: some seconds of its work, which grows faster than they do. Kernels have a few
 thousand, as a rule."""
@@ -372,7 +375,8 @@ class Lowering:
 
     def _prove(self, decided: Mapped, dependences: Dependences) -> Proof:
         kinds = trees.kinds(decided.tree)
-        with isl_errors(f"prove the schedule of '{self.program.name}'"), operation_budget(PROOF_OPERATIONS):
+        most = max(PROOF_OPERATIONS, STATEMENT_OPERATIONS * len(self.scop.statements))
+        with isl_errors(f"prove the schedule of '{self.program.name}'"), operation_budget(most):
             return legality.prove(self.scop, dependences, decided.schedule, kinds, decided.storage)
 
     @property

@@ -7,8 +7,9 @@ to the innermost reduction. Values compare structurally, source spans aside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
+from functools import cached_property
 from math import copysign
 from typing import Generic, Literal, TypeAlias, TypeVar, assert_never
 
@@ -329,7 +330,7 @@ class UsedExtent:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Program:
     """A system of affine recurrence equations with reductions.
 
@@ -349,15 +350,24 @@ class Program:
     conditions: tuple[Condition, ...] = ()
     agreements: tuple[Agreement | UsedExtent, ...] = ()
 
+    @cached_property
+    def _tensors(self) -> Mapping[str, Tensor]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    @cached_property
+    def _definitions(self) -> Mapping[str, tuple[Equation, ...]]:
+        found: dict[str, list[Equation]] = {}
+        for equation in self.equations:
+            found.setdefault(equation.tensor, []).append(equation)
+        return {tensor: tuple(equations) for tensor, equations in found.items()}
+
     def tensor(self, name: str) -> Tensor:
         """The tensor called `name`; a `KeyError` is our own mistake."""
-        for tensor in self.tensors:
-            if tensor.name == name:
-                return tensor
-        raise KeyError(name)
+        return self._tensors[name]
 
     def definitions(self, tensor: str) -> tuple[Equation, ...]:
-        return tuple(equation for equation in self.equations if equation.tensor == tensor)
+        """The equations of a tensor, in order."""
+        return self._definitions.get(tensor, ())
 
     def __str__(self) -> str:
         """The signature and the equations."""

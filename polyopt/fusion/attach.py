@@ -137,7 +137,7 @@ class _Planner:
                     changed = True
         return tuple(chosen)
 
-    def is_attachable(self, array: str, recurrent: set[str]) -> bool:
+    def is_attachable(self, array: str, recurrent: frozenset[str]) -> bool:
         writers = self.scop.writers(array)
         return all(
             s.name not in recurrent

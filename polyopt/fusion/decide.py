@@ -8,7 +8,7 @@ parallel. Each group gets its loop, and the same happens again inside it with th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
 import islpy as isl
@@ -233,18 +233,17 @@ class _Fuser:
         refused: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
         while True:
             owner = {name: n for n, group in enumerate(groups) for name in group.statements}
-            edges = [
-                (owner[d.source], owner[d.target])
-                for d in dependences
-                if d.source in owner and d.target in owner and owner[d.source] != owner[d.target]
-            ]
+            between: dict[tuple[int, int], list[Dependence]] = {}
+            for d in dependences:
+                if d.source in owner and d.target in owner and owner[d.source] != owner[d.target]:
+                    between.setdefault((owner[d.source], owner[d.target]), []).append(d)
             joined = (
-                self.join_once(groups, edges, dependences, remaining, refused, inside_parallel=inside_parallel)
+                self.join_once(groups, between, dependences, remaining, refused, inside_parallel=inside_parallel)
                 if self.merges
                 else None
             )
             if joined is None:
-                order = graphs.topological(range(len(groups)), edges)
+                order = graphs.topological(range(len(groups)), between)
                 return [groups[n] for n in order]
             producer, consumer, group = joined
             groups = [g for n, g in enumerate(groups) if n not in (producer, consumer)]
@@ -253,44 +252,39 @@ class _Fuser:
     def join_once(
         self,
         groups: list[_Group],
-        edges: list[tuple[int, int]],
+        between: Mapping[tuple[int, int], Sequence[Dependence]],
         dependences: Sequence[Dependence],
         remaining: Remaining,
         refused: set[tuple[tuple[str, ...], tuple[str, ...]]],
         *,
         inside_parallel: bool,
     ) -> tuple[int, int, _Group] | None:
-        for producer, consumer in sorted(
-            dict.fromkeys(edges), key=lambda e: self.urgency(groups, e, dependences, remaining)
-        ):
-            pair = (groups[producer].statements, groups[consumer].statements)
-            if pair in refused or self.goes_around(producer, consumer, edges):
+        """Joins two groups; `between` holds the dependences by the positions of the groups that they are between."""
+        for producer, consumer in sorted(between, key=lambda e: self.urgency(groups, e, between[e], remaining)):
+            both, own = (groups[producer], groups[consumer]), between[producer, consumer]
+            pair = both[0].statements, both[1].statements
+            if pair in refused or self.goes_around(producer, consumer, between):
                 continue
-            between = [d for d in dependences if d.source in pair[0] and d.target in pair[1]]
-            group, reason = self.joined(
-                groups[producer], groups[consumer], between, dependences, remaining, inside_parallel
-            )
-            self.record(groups[producer], groups[consumer], between, group is not None, reason)
+            group, reason = self.joined(*both, own, dependences, remaining, inside_parallel)
+            self.record(*both, own, group is not None, reason)
             if group is not None:
                 return producer, consumer, group
             refused.add(pair)
         return None
 
     def urgency(
-        self, groups: Sequence[_Group], edge: tuple[int, int], dependences: Sequence[Dependence], remaining: Remaining
+        self, groups: Sequence[_Group], edge: tuple[int, int], between: Sequence[Dependence], remaining: Remaining
     ) -> tuple[bool, bool, bool]:
         """What is joined first: recurrences with one another, then start values with their reduction, then what shares
         a loop over tiles, such as an operand with the contraction that it is computed for block by block."""
         producer, consumer = groups[edge[0]], groups[edge[1]]
-        between = [d for d in dependences if d.source in producer.statements and d.target in consumer.statements]
         shares = self.next_is_a_tile(producer, consumer, remaining)
         return not (producer.cyclic and consumer.cyclic), not self.only_starts(producer, between), not shares
 
     @staticmethod
-    def goes_around(producer: int, consumer: int, edges: list[tuple[int, int]]) -> bool:
+    def goes_around(producer: int, consumer: int, edges: Iterable[tuple[int, int]]) -> bool:
         """Whether a third group stands between the two: joined, they would have to run before and after it."""
-        others = [(str(a), str(b)) for a, b in edges if (a, b) != (producer, consumer)]
-        return str(consumer) in graphs.reachable(str(producer), others)
+        return consumer in graphs.reachable(producer, (edge for edge in edges if edge != (producer, consumer)))
 
     def joined(
         self,

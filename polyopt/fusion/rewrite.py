@@ -183,13 +183,17 @@ def inline(program: ir.Program, ops_per_byte: int = 0, kept: Collection[str] = (
     """Writes pointwise producers into their consumers, in order, where that pays; those of tensors kept apart stay."""
     for tensor in program.tensors:
         producer = _pointwise(program, tensor) if tensor.name not in kept else None
-        if producer is None or not _pays(program, producer, ops_per_byte):
+        if producer is None:
+            continue
+        readers = [e for e in program.equations if any(read.tensor == tensor.name for read in e.reads())]
+        if not _pays(program, producer, readers, ops_per_byte):
             continue
         into = partial(_with, producer=producer)
-        rewritten = tuple(_map_values(e, into) if e.tensor != tensor.name else e for e in program.equations)
-        candidate = replace(program, equations=tuple(e for e in rewritten if e.tensor != tensor.name))
-        if all(sum(1 for _ in ir.walk(e.value)) <= LARGEST_VALUE for e in candidate.equations):
-            program = replace(candidate, tensors=tuple(t for t in program.tensors if t.name != tensor.name))
+        rewritten = {e.name: _map_values(e, into) for e in readers}
+        if all(sum(1 for _ in ir.walk(e.value)) <= LARGEST_VALUE for e in rewritten.values()):
+            equations = tuple(rewritten.get(e.name, e) for e in program.equations if e.tensor != tensor.name)
+            tensors = tuple(t for t in program.tensors if t.name != tensor.name)
+            program = replace(program, equations=equations, tensors=tensors)
     return program
 
 
@@ -217,15 +221,14 @@ class _Use:
     again: frozenset[ir.Axis]
 
 
-def _pays(program: ir.Program, producer: ir.Equation, ops_per_byte: int) -> bool:
-    uses = [use for e in program.equations for use in _uses(e, producer.tensor)]
+def _pays(program: ir.Program, producer: ir.Equation, readers: Sequence[ir.Equation], ops_per_byte: int) -> bool:
+    """Whether inlining a tensor's one definition into the equations that read it is worth it."""
+    uses = [use for e in readers for use in _uses(e, producer.tensor)]
     if any(use.read.boundary is not None for use in uses):
         return False
     if any(not isinstance(s, Affine) for use in uses for s in use.read.subscripts):
         return False
-    if any(e.tensor == producer.tensor for e in program.equations if e is not producer):
-        return False
-    if _is_checked(producer.value) and not any(_reads_all(e, producer) for e in program.equations):
+    if _is_checked(producer.value) and not any(_reads_all(e, producer) for e in readers):
         return False
     own = cost(producer.value)
     if own == 0:

@@ -42,7 +42,8 @@ from polyopt.loops.scan import NotAffine, affine_expr, as_affine, as_condition, 
 from polyopt.poly.scop import Array, Scop, Statement
 from polyopt.poly.space import node_kind, operation_budget
 from polyopt.poly.storage import Storage, StoragePlan
-from polyopt.poly.tree import Loop, Tree, as_schedule, loops
+from polyopt.poly.tree import Loop, Tree, as_schedule, loops, statements
+from polyopt.poly.tree import Sequence as TreeSequence
 
 _LOG = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def lower(
     scanned = ast(scop, tree)
     taken = STACK_BYTES // 2 if screened else 0  # by the loops of the version for small numbers
     scanner = _Scanner(scop, tree, storage, min(stack_bytes, LOCAL_BYTES), scanned.guards, taken)
-    body = scanner.scan(scanned.root)
+    body = scanner.scan(scanned.roots)
     arguments, extra = _arguments(scop, [*parameters, *results], strides, shapes or {})
     written = tuple(results)
     return LoopProgram(
@@ -107,14 +108,17 @@ def _guards(guarded: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scanned:
-    """isl's AST. guards: by statement, the parameters `axis.0`, `axis.1`, ... for which it happens"""
+    """isl's ASTs, one after the other.
 
-    root: isl.AstNode
+    guards: by statement, the parameters `axis.0`, `axis.1`, ... for which it happens
+    """
+
+    roots: tuple[isl.AstNode, ...]
     guards: Mapping[str, isl.Set]
 
 
 def ast(scop: Scop, tree: Tree) -> Scanned:
-    """isl's AST of the tree; loops that become lanes or registers are generated without guards inside.
+    """isl's ASTs of the tree; loops that become lanes or registers are generated without guards inside.
 
     Of a statement with divisions in its domain or its rows, isl may lose iterations: such a one, and one of which isl
     does not tell in time, runs in loops over a hull of the domain, under a guard. So do all of them where isl fails
@@ -134,23 +138,31 @@ def ast(scop: Scop, tree: Tree) -> Scanned:
         scanned = {**divided, **wide}
         over = replace(scop, statements=tuple(_over(s, scanned.get(s.name, s.domain)) for s in scop.statements))
         try:
-            root = _scanned(over, tree)
-            lost = runs.misread(root, scanned, scop.context)
+            roots = _scanned(over, tree)
+            lost = runs.misread(roots, scanned, scop.context)
         except isl.Error as error:
             lost = [name for name in divided if name not in wide]
             if not lost:
                 raise ScheduleError(f"the polyhedral library failed to scan the loops of '{scop.name}'") from error
         else:
             if not lost:
-                return Scanned(root, {name: _of_axes(divided[name].gist(wide[name])) for name in guarded})
+                return Scanned(roots, {name: _of_axes(divided[name].gist(wide[name])) for name in guarded})
         if again := [name for name in lost if name in wide]:
-            raise ScheduleError(f"isl's loops lose iterations of '{again[0]}'", why=str(root))
+            raise ScheduleError(f"isl's loops lose iterations of '{again[0]}'", why="\n".join(map(str, roots)))
         guarded += lost
 
 
-def _scanned(scop: Scop, tree: Tree) -> isl.AstNode:
-    """isl's AST of the tree. Raises `isl.Error` where isl fails, or finds none in time."""
-    return _generated(scop, _schedule(scop, tree), OPERATIONS * max(len(scop.statements), FEW_STATEMENTS))
+def _scanned(scop: Scop, tree: Tree) -> tuple[isl.AstNode, ...]:
+    """isl's ASTs of the tree. Raises `isl.Error` where isl fails, or finds none in time.
+
+    Nests that stand one after the other are scanned one by one: isl looks at all statements for each. Where sizes are
+    symbolic they may have guards in common.
+    """
+    parts = tree.children if isinstance(tree, TreeSequence) and not scop.sizes else ()
+    if not parts:
+        return (_generated(scop, _schedule(scop, tree), OPERATIONS * max(len(scop.statements), FEW_STATEMENTS)),)
+    inside = (replace(scop, statements=tuple(map(scop.statement, statements(part)))) for part in parts)
+    return tuple(root for part, own in zip(parts, inside, strict=True) for root in _scanned(own, part))
 
 
 def _generated(scop: Scop, schedule: isl.Schedule, operations: int) -> isl.AstNode:
@@ -307,13 +319,27 @@ class _Scanner:
         for loop in loops(self.tree):
             self.rows.setdefault(loop.name, {}).update(loop.rows)
 
-    def scan(self, node: isl.AstNode) -> Stmt:
-        body = _flat(self.node(node))
+    def scan(self, roots: Sequence[isl.AstNode]) -> Stmt:
+        body = _flat(Block(tuple(map(self.node, roots))))
         private = [buffer for buffer in self.storage.buffers if buffer.scope]
-        uses = {id(store): buffers_used(store) for store in stores_of(body)} if private else {}
+        return rename(self.placed(body, private) if private else body, frozenset(self.scop.sizes))
+
+    def placed(self, body: Stmt, private: Sequence[Storage]) -> Stmt:
+        """The statement with private buffers allocated in it, each in the one nest that uses it where there is one."""
+        nests: list[Stmt] = list(body.body) if isinstance(body, Block) else [body]
+        uses = {id(store): buffers_used(store) for store in stores_of(body)}
+        users: dict[str, list[int]] = {}
+        for number, nest in enumerate(nests):
+            for name in frozenset().union(*(uses[id(store)] for store in stores_of(nest))):
+                users.setdefault(name, []).append(number)
         for buffer in private:
-            body = Placement(self.private(buffer), buffer.scope, self.loop_of, uses).place(body)
-        return rename(body, frozenset(self.scop.sizes))
+            placement = Placement(self.private(buffer), buffer.scope, self.loop_of, uses)
+            found = users.get(buffer.array, [])
+            if len(found) > 1:
+                nests, users, found = [Block(tuple(nests))], {name: [0] for name in users}, [0]
+            for number in found:
+                nests[number] = placement.place(nests[number])
+        return nests[0] if len(nests) == 1 else Block(tuple(nests))
 
     def node(self, node: isl.AstNode, loop: str = "") -> Stmt:
         """The node as a statement; `loop`: the name in the nearest mark above."""

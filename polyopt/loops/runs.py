@@ -7,7 +7,7 @@ back as maps from its iterators to instances.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import combinations
 from typing import cast
@@ -45,7 +45,7 @@ OPERATIONS = 100_000
 """Of isl's, for one statement."""
 
 
-def misread(root: isl.AstNode, domains: Mapping[str, isl.Set], context: isl.Set) -> list[str]:
+def misread(roots: Iterable[isl.AstNode], domains: Mapping[str, isl.Set], context: isl.Set) -> list[str]:
     """The statements, of those with a domain given, that do not run exactly once for each instance, or of which isl
     does not tell in time, or whose instances are choices and no affine function of the iterators.
 
@@ -54,9 +54,10 @@ def misread(root: isl.AstNode, domains: Mapping[str, isl.Set], context: isl.Set)
     if not domains:
         return []
     leaves: dict[str, list[_Leaf]] = {name: [] for name in domains}
-    for leaf in _leaves(root, (), ()):
-        if leaf.statement in leaves:
-            leaves[leaf.statement].append(leaf)
+    for root in roots:
+        for leaf in _leaves(root, (), ()):
+            if leaf.statement in leaves:
+                leaves[leaf.statement].append(leaf)
     return [name for name, own in leaves.items() if not _run_once(own, domains[name].intersect_params(context))]
 
 

@@ -56,11 +56,11 @@ class Dependences:
             pairs.setdefault((dependence.source, dependence.target), []).append(dependence)
         return {pair: tuple(found) for pair, found in pairs.items()}
 
-    @property
-    def recurrent(self) -> set[str]:
+    @cached_property
+    def recurrent(self) -> frozenset[str]:
         """The statements that depend on themselves, directly or by way of others."""
         edges = [(d.source, d.target) for d in self.ordered]
-        return graphs.on_cycles(sorted({name for edge in edges for name in edge}), edges)
+        return frozenset(graphs.on_cycles(sorted({name for edge in edges for name in edge}), edges))
 
     def __str__(self) -> str:
         lines = [str(d) for d in self.ordered]

@@ -197,9 +197,7 @@ class _Prover:
     def check_scope(self, buffer: Storage) -> None:
         """The loops that a private buffer names are around every statement that uses it, in the plan's order, and no
         lanes among or around them: lanes run at once in one iteration of the loops outside."""
-        for statement in self.scop.statements:
-            if not relations(statement, buffer.array):
-                continue
+        for statement in self.scop.users(buffer.array):
             around = [step for step in self.order.steps[statement.name] if step.row is not None]
             names = [step.loop for step in around]
             facts = {"array": buffer.array, "statement": statement.name}
@@ -252,13 +250,10 @@ class _Prover:
 
     def check_side(self, buffer: Storage, dimension: int) -> None:
         offset, inside = buffer.offset[dimension], _inside(buffer.extent[dimension], self.scop.sizes)
-        for statement in self.scop.statements:
-            touched = relations(statement, buffer.array)
-            if not touched:
-                continue
+        for statement in self.scop.users(buffer.array):
             rows = {step.loop: step.row for step in self.order.steps[statement.name] if step.row is not None}
             outer = _offset_map(offset, buffer.scope, rows, statement, self.scop.sizes)
-            for relation in touched:
+            for relation in relations(statement, buffer.array):
                 line = subscript_relation(relation, dimension)
                 both = line.flat_range_product(outer.intersect_domain(relation.domain())).range()
                 outside = (both - inside).intersect_params(self.scop.context)
@@ -320,7 +315,7 @@ class _Prover:
 
     def used_elements(self, array: Array) -> Iterator[isl.Set]:
         """The elements that need a value, reference by reference."""
-        for statement in self.scop.statements:
+        for statement in self.scop.users(array.name):
             yield from (relation.range() for read, relation in statement.references if read == array.name)
             if statement.is_update and statement.array == array.name:
                 yield statement.write.range()

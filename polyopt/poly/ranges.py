@@ -80,15 +80,14 @@ def _use_inferred_extents(states: Sequence[_State], extents: Extents) -> None:
     definitions give its own tensor (a recurrence), and only then that of another unfinished tensor.
     """
     known = {state.equation.name: state.known for state in states}
-    extents.update(known)
+    extents.update(known, known)
     while open_states := [state for state in states if state.pending]:
-        progress = [state.advance(extents, "final") for state in open_states]
-        if not any(progress):
+        changed = {state.equation.name for state in open_states if state.advance(extents, "final")}
+        if not changed:
             trusts: tuple[Trust, ...] = ("settled", "own", "any")
-            progress = [any(state.advance(extents, trust) for trust in trusts for state in open_states)]
-        if not any(progress):
-            raise open_states[0].undetermined()
-        extents.update(known)
+            if not any(state.advance(extents, trust) for trust in trusts for state in open_states):
+                raise open_states[0].undetermined()
+        extents.update(known, changed or known)
     for state in states:
         state.confirm(extents)
 
@@ -149,6 +148,7 @@ class _State:
     explicit: axes with a range that the user gave
     pending:  axes without a range, in order of appearance
     borrowed: which inferred extents each axis was determined from
+    stuck:    what was known when extents that are final determined no axis; None where they did
     """
 
     equation: ir.Equation
@@ -158,6 +158,7 @@ class _State:
     pending: list[Key] = field(default_factory=list)
     uses: tuple[_Use, ...] = ()
     borrowed: dict[Key, dict[_Source, Affine]] = field(default_factory=dict)
+    stuck: object = None
 
     def __post_init__(self) -> None:
         axes = [(0, axis) for axis in self.equation.all_axes]
@@ -212,6 +213,10 @@ class _State:
 
     def advance(self, extents: Extents, trust: Trust) -> bool:
         """Determines axes from the extents that are trusted; an axis waits for all other tensors it depends on."""
+        final = [extents.get(use.tensor, use.dimension, final=True) for use in self.uses] if trust == "final" else []
+        state = (final, tuple(self.pending), extents.demands)
+        if trust == "final" and state == self.stuck:
+            return False
         waiting = {
             key
             for use in self.uses
@@ -225,6 +230,8 @@ class _State:
             frozenset() if trust == "any" else frozenset(waiting),
         ):
             progress = True
+        if trust == "final":
+            self.stuck = None if progress else state
         return progress
 
     def _is_trusted(self, use: _Use, key: Key, extents: Extents, trust: Trust) -> bool:

@@ -6,6 +6,8 @@ element once, an *update* combines a value into it, and every read from elsewher
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Literal
 
 import islpy as isl
@@ -47,7 +49,7 @@ class Access:
     relation: isl.Map
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Statement:
     """One assignment, executed once per point of `domain`.
 
@@ -74,7 +76,7 @@ class Statement:
     def is_update(self) -> bool:
         return self.role == "update"
 
-    @property
+    @cached_property
     def references(self) -> tuple[tuple[str, isl.Map], ...]:
         """The arrays that the value reads and the relations it reads them by, each one once: a value that squares
         a sum of nine elements makes 18 reads of nine kinds."""
@@ -86,7 +88,7 @@ class Statement:
         return tuple((array, relation) for array, own in found.items() for relation in own)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Scop:
     """All statements of a program, the arrays they touch and the sizes they depend on.
 
@@ -100,17 +102,47 @@ class Scop:
     arrays: tuple[Array, ...]
     statements: tuple[Statement, ...]
 
+    @cached_property
+    def _statements(self) -> Mapping[str, Statement]:
+        return {s.name: s for s in self.statements}
+
+    @cached_property
+    def _arrays(self) -> Mapping[str, Array]:
+        return {a.name: a for a in self.arrays}
+
+    @cached_property
+    def _writers(self) -> Mapping[str, tuple[Statement, ...]]:
+        return _by_array((s, (s.array,)) for s in self.statements)
+
+    @cached_property
+    def _users(self) -> Mapping[str, tuple[Statement, ...]]:
+        return _by_array((s, (*(access.read.tensor for access in s.reads), s.array)) for s in self.statements)
+
     def statement(self, name: str) -> Statement:
-        return next(s for s in self.statements if s.name == name)
+        return self._statements[name]
 
     def array(self, name: str) -> Array:
-        return next(a for a in self.arrays if a.name == name)
+        return self._arrays[name]
 
     def writers(self, array: str) -> tuple[Statement, ...]:
-        return tuple(s for s in self.statements if s.array == array)
+        """The statements that write an array, in source order."""
+        return self._writers.get(array, ())
+
+    def users(self, array: str) -> tuple[Statement, ...]:
+        """The statements that read or write an array, in source order."""
+        return self._users.get(array, ())
 
     def __str__(self) -> str:
         """Arrays, then statements with their instances."""
         from polyopt.poly.text import scop_text  # the printer reads this module's types
 
         return scop_text(self)
+
+
+def _by_array(found: Iterable[tuple[Statement, Iterable[str]]]) -> Mapping[str, tuple[Statement, ...]]:
+    """The statements of each array that stands with one of them, in order."""
+    result: dict[str, list[Statement]] = {}
+    for statement, arrays in found:
+        for array in dict.fromkeys(arrays):
+            result.setdefault(array, []).append(statement)
+    return {array: tuple(statements) for array, statements in result.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from typing import Literal
@@ -70,6 +70,7 @@ class Extents:
         self._final: set[tuple[str, int]] = set()
         self._same = Equalities(program.conditions)
         self._conditions: list[Condition] = list(program.conditions)
+        self._taken_in = self.demands
 
     def is_fixed(self, tensor: str) -> bool:
         """Whether the extents are given: a parameter's, or by `shape=`."""
@@ -165,10 +166,17 @@ class Extents:
     def _extent(self, atom: Atom) -> Affine | None:
         return self.value(atom.tensor, atom.dimension) if isinstance(atom, ExtentRef) else None
 
-    def update(self, known: Mapping[str, Ranges]) -> None:
-        """Takes in the ranges found so far, by equation."""
-        self._known = known
+    @property
+    def demands(self) -> int:
+        """How many conditions the sizes have to fulfil so far: as they grow, sizes become known to be equal."""
+        return len(self._conditions)
+
+    def update(self, known: Mapping[str, Ranges], changed: Collection[str]) -> None:
+        """Takes in the ranges found so far, by equation; `changed` names those with ranges that are new."""
+        has_demands, self._taken_in, self._known = self.demands != self._taken_in, self.demands, known
         for name, definitions in self._definitions.items():
+            if not has_demands and not any(d.name in changed for d in definitions):
+                continue
             for dimension in range(self._program.tensor(name).rank):
                 if (name, dimension) not in self._final:
                     self._update_one(name, dimension, definitions, known)

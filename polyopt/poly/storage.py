@@ -99,11 +99,7 @@ class _Planner:
     order: Order
 
     def storage(self, array: Array, tree: Tree) -> Storage:
-        users = [
-            s.name
-            for s in self.scop.statements
-            if s.array == array.name or any(a.read.tensor == array.name for a in s.reads)
-        ]
+        users = [statement.name for statement in self.scop.users(array.name)]
         if not users:
             return whole(array)
         own = [d for d in (*self.dependences.ordered, *self.dependences.reductions) if d.array == array.name]

@@ -29,7 +29,7 @@ def misread(domain: isl.Set) -> list[str]:
         row = isl.MultiUnionPwAff(f"[{{ S[{', '.join(names)}] -> [({name})] }}]")
         node = node.insert_partial_schedule(row).child(0)
     ast = isl.AstBuild.from_context(isl.Set("{ : }")).node_from_schedule(node.get_schedule())
-    return runs.misread(ast, {"S": domain}, isl.Set("{ : }"))
+    return runs.misread([ast], {"S": domain}, isl.Set("{ : }"))
 
 
 def test_iterations_that_isl_loses_are_seen() -> None:
@@ -127,7 +127,7 @@ def test_divisions_that_isl_failed_at() -> None:
 def test_divisions_that_isl_fails_at_run_under_guards(monkeypatch: pytest.MonkeyPatch) -> None:
     generated, failed = loops_lower._scanned, []
 
-    def failing(scop: Scop, tree: Tree) -> isl.AstNode:
+    def failing(scop: Scop, tree: Tree) -> tuple[isl.AstNode, ...]:
         if floors := [s for s in scop.statements if loops_lower._has_floors(s.domain)]:
             failed.append(floors)
             raise isl.Error("input involves unknown divs")
