@@ -7,7 +7,7 @@ optimisation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from polyopt.classes import dataclass
 from polyopt.codegen_c import abi, screening, workspace
 from polyopt.codegen_c.expressions import Context, Expressions
-from polyopt.codegen_c.flatten import stored_buffers, trip_of
+from polyopt.codegen_c.flatten import cost_of, stored_buffers, trip_of
 from polyopt.codegen_c.lanes import LanePlanner
 from polyopt.codegen_c.llvm_text import Function, Module, Value
 from polyopt.codegen_c.memory import Place
@@ -37,11 +37,16 @@ from polyopt.loops.ir import (
     integer,
     walk,
 )
+from polyopt.loops.repeats import Form, forms
 
 if TYPE_CHECKING:
     from polyopt.codegen_c import vmath
 
 Numerics = Literal["default", "strict", "fast"]
+
+LEAST_CALLED = 32
+"""Instructions of a repeated nest from which on it is written once, and called: what is shorter may share registers and
+tests with what stands beside it."""
 
 # Chunks of a parallel loop: enough to balance any number of threads, and the same for each of them.
 MOST_CHUNKS = 4096
@@ -133,6 +138,8 @@ class _Kernel:
         self.screened = [buffer for buffer in program.arguments if buffer.name in names]
         buffers = (*program.arguments, *program.workspace, *allocated, *screening.buffers(self.screened))
         self.lanes = LanePlanner(module.vector_bits, {buffer.name: buffer.dtype for buffer in buffers}, plain)
+        self.repeated = {} if program.screened else _worth_calling(program)
+        self.nests: dict[Hashable, str] = {}
         self.shared_offsets, self.shared_bytes = workspace.offsets(program.workspace)
         self.private_bytes = workspace.private_bytes(program.body)
 
@@ -157,6 +164,16 @@ class _Kernel:
     def text(self) -> str:
         report = _REPORT if self.module.uses("@polyopt_report") else ""
         return self.module.text(self.math.declarations(), self.math.helpers() + report)
+
+
+def _worth_calling(program: LoopProgram) -> dict[int, tuple[For, Form]]:
+    """By identity, the nests that the program repeats and that are too long to be written out each time."""
+    passing = {buffer.name for buffer in program.arguments if buffer.passes}
+    return {
+        id(nest): (nest, form)
+        for nest, form in forms(program)
+        if passing.isdisjoint(form.buffers) and cost_of(nest) >= LEAST_CALLED
+    }
 
 
 class _Math:
@@ -202,13 +219,16 @@ class _FunctionWriter:
         body: Stmt,
         is_worker: bool,
         private_used: Expr = _NOTHING,
+        given: frozenset[str] = frozenset(),
     ) -> None:
         """dots:         the instructions for groups
         body:         what the function runs
         is_worker:    this is the body of a parallel loop, so parallel loops inside run serially
         private_used: bytes of each slot's private block that buffers of the loops around have in one of the slots
+        given:        buffers whose addresses are parameters: this is a nest that the program repeats
         """
         self.kernel = kernel
+        self.given = given
         self.f = f
         f.flags = kernel.flags
         f.orders_zeros = kernel.orders_zeros
@@ -223,13 +243,41 @@ class _FunctionWriter:
 
     def _use(self, dots: Sequence[Dot]) -> None:
         self.dots = dots
-        self.statements = Statements(self.x, self.kernel.lanes, self._parallel, self._allocate, dots)
+        self.statements = Statements(self.x, self.kernel.lanes, self._parallel, self._allocate, dots, self._calls())
 
     def write_program(self, dots: Sequence[Dot] | None = None) -> None:
         """The whole program, with other instructions for groups where some are given."""
         if dots is not None:
             self._use(dots)
         self.statements.statement(self.kernel.program.body, Context(self.sizes))
+
+    def _calls(self) -> dict[int, Callable[[], None]]:
+        """By identity, what writes a call of a nest that the program repeats; nothing inside such a nest."""
+        repeated = {} if self.is_worker or self.given else self.kernel.repeated
+        return {nest: partial(self._call, *found) for nest, found in repeated.items()}
+
+    def _call(self, nest: For, form: Form) -> None:
+        """A nest that the program repeats, as a call of a function of its buffers."""
+        f, nests, places = self.f, self.kernel.nests, [self.x.places[name] for name in form.buffers]
+        if form.key not in nests:
+            nests[form.key] = self.kernel.module.fresh("polyopt_nest")
+            self._write_nest(nests[form.key], nest, places)
+        given = ", ".join(str(value) for value in (self.words, *(place.base for place in places)))
+        f.line(f"call void @{nests[form.key]}({given})")
+        f.clobber(form.buffers)
+
+    def _write_nest(self, symbol: str, nest: For, places: Sequence[Place]) -> None:
+        bases = [f"buffer{number}" for number in range(len(places))]
+        f = Function(self.kernel.module, symbol, [("ptr", "words"), *(("ptr", base) for base in bases)], "internal")
+        words = Value("%words", "ptr")
+        given = frozenset(place.name for place in places)
+        writer = _FunctionWriter(
+            self.kernel, f, words, self.dots, slot=int64(0), body=nest, is_worker=False, given=given
+        )
+        for base, place in zip(bases, places, strict=True):
+            writer.place(place.buffer, Value(f"%{base}", "ptr"), place.alignment)
+        writer.statements.statement(nest, Context(writer.sizes))
+        f.finish()
 
     def are_large(self) -> Value:
         """Whether the elements of the arguments that are screened are large enough for all instructions."""
@@ -320,8 +368,8 @@ class _Outline:
     """A parallel loop: its body as a function of its own, and the call of the pool.
 
     The function gets a block of words: the kernel's argument block, the loop variables around, and the addresses of
-    the buffers it uses that are neither arguments nor shared workspace. (A place of an allocation that has ended may
-    still be known, under an address that is not computed on the way here.)
+    the buffers it uses that are neither arguments nor shared workspace, or that were given to the function around. (A
+    place of an allocation that has ended may still be known, under an address that is not computed on the way here.)
     """
 
     def __init__(self, outer: _FunctionWriter, loop: For, context: Context) -> None:
@@ -332,7 +380,7 @@ class _Outline:
         kernel = outer.kernel
         shared = {buffer.name for buffer in (*kernel.program.arguments, *kernel.program.workspace)}
         self.variables = [name for name in context.env if name not in outer.sizes]
-        used = buffers_used(loop.body) - shared
+        used = buffers_used(loop.body) - (shared - outer.given)
         self.places = [place for name, place in outer.x.places.items() if name in used]
 
     def call(self, count: Value) -> None:

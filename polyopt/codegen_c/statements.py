@@ -6,7 +6,7 @@ once where the body is small, and masked vectors for the rest; what cannot run i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import assert_never
@@ -68,8 +68,12 @@ class Statements:
         parallel: Callable[[For, Context], None],
         workspace: Workspace,
         dots: Sequence[Dot],
+        calls: Mapping[int, Callable[[], None]],
     ) -> None:
-        """parallel: emits a parallel loop; workspace: runs the body of an `Alloc` with a place for its buffer."""
+        """parallel:  emits a parallel loop
+        workspace: runs the body of an `Alloc` with a place for its buffer
+        calls:     by the identity of a loop that stands elsewhere, as a function, what emits a call of it
+        """
         self._x = x
         self._f = x.f
         self._lanes = lanes
@@ -78,6 +82,7 @@ class Statements:
         self._groups = Groups(x, self._stores, dots)
         self._parallel = parallel
         self._workspace = workspace
+        self._calls = calls
         self._partials: Partials = {}
 
     def statement(self, statement: Stmt, context: Context) -> None:
@@ -102,7 +107,7 @@ class Statements:
 
     def _block(self, block: Block, context: Context) -> None:
         """The statements in turn; what each takes over from the one before stays in registers where it can."""
-        for run in _runs(block):
+        for run in _runs(block, self._calls):
             plan = self._planner.plan_block(run, context)
             held = context
             if plan.promoted:
@@ -148,6 +153,9 @@ class Statements:
     # --- loops ---------------------------------------------------------------------------------------------
 
     def _loop(self, loop: For, context: Context) -> None:
+        if id(loop) in self._calls:
+            self._calls[id(loop)]()
+            return
         if loop.kind == "parallel":
             self._parallel(loop, context)
             return
@@ -425,11 +433,12 @@ def _trips(plan: Plan) -> Iterator[Trip]:
     return (trip for trips in plan.flat.values() for trip in trips)
 
 
-def _runs(block: Block) -> Iterator[Block]:
-    """The statements of a block, in runs between those that would be too much code written out."""
+def _runs(block: Block, calls: Collection[int]) -> Iterator[Block]:
+    """The statements of a block, in runs between those that are called or would be too much code written out."""
     run: list[Stmt] = []
     for inner in block.body:
-        if isinstance(inner, For) and inner.kind != "serial" and cost_of(inner) > MOST_PLAIN_CODE:
+        is_long = isinstance(inner, For) and inner.kind != "serial" and cost_of(inner) > MOST_PLAIN_CODE
+        if is_long or id(inner) in calls:
             yield Block(tuple(run))
             yield Block((inner,))
             run = []
