@@ -140,7 +140,7 @@ class _Kernel:
         self.lanes = LanePlanner(module.vector_bits, {buffer.name: buffer.dtype for buffer in buffers}, plain)
         self.repeated = {} if program.screened else _worth_calling(program)
         self.nests: dict[Hashable, str] = {}
-        self.shared_offsets, self.shared_bytes = workspace.offsets(program.workspace)
+        self.shared_offsets, self.shared_bytes = workspace.offsets(program.workspace, program.body, self.repeated)
         self.private_bytes = workspace.private_bytes(program.body)
 
     def write(self) -> None:

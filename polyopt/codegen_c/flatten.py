@@ -6,7 +6,7 @@ subscripts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from polyopt.classes import dataclass
@@ -17,7 +17,20 @@ from polyopt.codegen_c.values import Linear, both, intrinsic, lane_mask, linear,
 from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Const, Op, Var
 from polyopt.dtypes import i32
-from polyopt.loops.ir import Expr, For, If, Load, Stmt, Store, expr_children, stores_of, substatements, uses, walk_expr
+from polyopt.loops.ir import (
+    Block,
+    Expr,
+    For,
+    If,
+    Load,
+    Stmt,
+    Store,
+    expr_children,
+    stores_of,
+    substatements,
+    uses,
+    walk_expr,
+)
 
 MOST_COPIES = 32
 MOST_CODE = 2048
@@ -178,6 +191,24 @@ def cost_of(statement: Stmt) -> int:
             return copies * cost_of(body)
         case _:
             return isinstance(statement, If) * 2 + sum(cost_of(inner) for inner in substatements(statement))
+
+
+def stretches(block: Block, calls: Collection[int]) -> Iterator[Block]:
+    """The statements of a block, in stretches between which registers keep nothing: a loop that is called, or too much
+    code to be written out, is one by itself.
+
+    calls: the loops that are called, by identity
+    """
+    stretch: list[Stmt] = []
+    for inner in block.body:
+        is_long = isinstance(inner, For) and inner.kind != "serial" and cost_of(inner) > MOST_PLAIN_CODE
+        if is_long or id(inner) in calls:
+            yield Block(tuple(stretch))
+            yield Block((inner,))
+            stretch = []
+        else:
+            stretch.append(inner)
+    yield Block(tuple(stretch))
 
 
 def visible_count(loop: For) -> int | None:

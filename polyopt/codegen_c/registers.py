@@ -7,7 +7,7 @@ matmul's `for k { for i unrolled { for j vector { C[i, j] += A[i, k] * B[k, j] }
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 
 from polyopt.classes import dataclass
@@ -105,7 +105,7 @@ class Planner:
 
         A sum is set to zero, added up in a loop and used in place, all of it in registers.
         """
-        if not _hands_on(block, context):
+        if not hands_on(block, context.registers):
             return NOTHING
         plan = self._plan(block, frozenset(), context, partial=False)
         return NOTHING if plan.flat or plan.needed else plan
@@ -250,11 +250,12 @@ def are_disjoint(elements: list[Promoted]) -> bool:
     return sum(bool(form.lane_factor) for form in first.key) <= 1
 
 
-def _hands_on(block: Block, context: Context) -> bool:
-    """Whether statements of a block store to one buffer that is in memory yet, and a serial loop is among them."""
-    stored = [stored_buffers(inner) - context.registers.keys() for inner in block.body]
+def hands_on(block: Block, registers: Container[str] = ()) -> bool:
+    """Whether registers may keep elements from statement to statement of a block: some of them store to one buffer, and
+    a serial loop is among them. registers: buffers that are in registers already"""
+    stored = [{name for name in stored_buffers(inner) if name not in registers} for inner in block.body]
     for number, inner in enumerate(block.body):
-        others = frozenset().union(*stored[:number], *stored[number + 1 :])
+        others = set().union(*stored[:number], *stored[number + 1 :])
         if isinstance(inner, For) and inner.kind == "serial" and stored[number] & others:
             return True
     return False

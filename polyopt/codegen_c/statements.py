@@ -6,7 +6,7 @@ once where the body is small, and masked vectors for the rest; what cannot run i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import assert_never
@@ -23,6 +23,7 @@ from polyopt.codegen_c.flatten import (
     is_full,
     runs,
     stored_buffers,
+    stretches,
     trip_of,
     unrolled_contexts,
     vector_contexts,
@@ -107,7 +108,7 @@ class Statements:
 
     def _block(self, block: Block, context: Context) -> None:
         """The statements in turn; what each takes over from the one before stays in registers where it can."""
-        for run in _runs(block, self._calls):
+        for run in stretches(block, self._calls):
             plan = self._planner.plan_block(run, context)
             held = context
             if plan.promoted:
@@ -431,20 +432,6 @@ def _loads_of(statement: Stmt) -> Iterator[tuple[str, tuple[Expr, ...]]]:
 def _trips(plan: Plan) -> Iterator[Trip]:
     """Every trip of the loops that a plan writes out."""
     return (trip for trips in plan.flat.values() for trip in trips)
-
-
-def _runs(block: Block, calls: Collection[int]) -> Iterator[Block]:
-    """The statements of a block, in runs between those that are called or would be too much code written out."""
-    run: list[Stmt] = []
-    for inner in block.body:
-        is_long = isinstance(inner, For) and inner.kind != "serial" and cost_of(inner) > MOST_PLAIN_CODE
-        if is_long or id(inner) in calls:
-            yield Block(tuple(run))
-            yield Block((inner,))
-            run = []
-        else:
-            run.append(inner)
-    yield Block(tuple(run))
 
 
 def constant_extent(extent: object) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from polyopt.classes import dataclass
 from polyopt.codegen_c.abi import ALIGNMENT, SLACK_BYTES
+from polyopt.codegen_c.flatten import stretches
+from polyopt.codegen_c.registers import hands_on
 from polyopt.dsl.ir import Const, Op
 from polyopt.dtypes import i64
-from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, If, Stmt, integer
+from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, If, Stmt, buffers_used, integer
 
 
 def calculated(name: str, left: Expr, right: Expr) -> Expr:
@@ -55,14 +59,79 @@ def size_bytes(buffer: Buffer) -> Expr:
     return calculated("mul", units, integer(ALIGNMENT))
 
 
-def offsets(buffers: Sequence[Buffer]) -> tuple[dict[str, Expr], Expr]:
-    """The offset of each buffer, one after the other, and the bytes of all, with room behind them."""
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Room for buffers that are needed one after the other. until: the last step that needs it"""
+
+    size: Expr
+    until: int
+    buffers: tuple[str, ...]
+
+    def holds(self, size: Expr) -> bool:
+        """Whether it has the size; of sizes that only a call gives the same ones are known to."""
+        own, wanted = _known(self.size), _known(size)
+        return self.size == size or (own is not None and wanted is not None and own >= wanted)
+
+
+def offsets(buffers: Sequence[Buffer], body: Stmt, calls: Collection[int]) -> tuple[dict[str, Expr], Expr]:
+    """The offset of each buffer that is used, and the bytes of all, with room behind them.
+
+    Buffers of which one is needed last before the other is needed first share their room; the one that was used last is
+    taken first, as it is in the caches. calls: loops that are called, by identity
+    """
+    needed = _lifetimes(body, calls)
+    slots: list[_Slot] = []
+    for buffer in sorted((b for b in buffers if b.name in needed), key=lambda b: needed[b.name]):
+        first, last = needed[buffer.name]
+        size = size_bytes(buffer)
+        free = sorted((slot for slot in slots if slot.until < first), key=lambda slot: -slot.until)
+        fitting = [slot for slot in free if slot.holds(size)]
+        growing = [slot for slot in free if _known(slot.size) is not None and _known(size) is not None]
+        taken = min(fitting, key=_least, default=None) or max(growing, key=_least, default=None)
+        held = () if taken is None else taken.buffers
+        room = size if taken is None or not taken.holds(size) else taken.size
+        slots = [*(slot for slot in slots if slot is not taken), _Slot(room, last, (*held, buffer.name))]
     result: dict[str, Expr] = {}
     used: Expr = integer(0)
-    for buffer in buffers:
-        result[buffer.name] = used
-        used = calculated("add", used, size_bytes(buffer))
-    return result, calculated("add", used, integer(SLACK_BYTES)) if buffers else used
+    for slot in slots:
+        result |= dict.fromkeys(slot.buffers, used)
+        used = calculated("add", used, slot.size)
+    return result, calculated("add", used, integer(SLACK_BYTES)) if slots else used
+
+
+def _known(size: Expr) -> int | None:
+    return int(size.value) if isinstance(size, Const) else None
+
+
+def _least(slot: _Slot) -> int:
+    return _known(slot.size) or 0
+
+
+def _lifetimes(body: Stmt, calls: Collection[int]) -> dict[str, tuple[int, int]]:
+    """For each buffer the steps of the kernel that use it first and last. What registers may keep is of one step."""
+    found: dict[str, tuple[int, int]] = {}
+    for number, step in enumerate(_steps(body, calls)):
+        for name in buffers_used(step):
+            found[name] = found.get(name, (number, number))[0], number
+    return found
+
+
+def _steps(statement: Stmt, calls: Collection[int]) -> Iterator[Stmt]:
+    """What runs one after the other, or not at all: statements, or those together that keep elements in registers."""
+    match statement:
+        case Block():
+            for stretch in stretches(statement, calls):
+                if hands_on(stretch):
+                    yield stretch
+                    continue
+                for part in stretch.body:
+                    yield from _steps(part, calls)
+        case If(_, then, otherwise):
+            yield replace(statement, then=Block(()), otherwise=None)
+            yield from _steps(then, calls)
+            yield from _steps(otherwise, calls) if otherwise is not None else ()
+        case _:
+            yield statement
 
 
 def private_bytes(statement: Stmt) -> Expr:
