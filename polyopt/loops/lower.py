@@ -29,14 +29,12 @@ from polyopt.loops.ir import (
     If,
     LoopProgram,
     Stmt,
-    buffers_used,
     index_var,
     integer,
-    stores_of,
     substitute,
     walk,
 )
-from polyopt.loops.placement import Placement
+from polyopt.loops.placement import allocate
 from polyopt.loops.rename import rename
 from polyopt.loops.scan import NotAffine, affine_expr, as_affine, as_condition, as_expr, operation
 from polyopt.poly.scop import Array, Scop, Statement
@@ -321,25 +319,8 @@ class _Scanner:
 
     def scan(self, roots: Sequence[isl.AstNode]) -> Stmt:
         body = _flat(Block(tuple(map(self.node, roots))))
-        private = [buffer for buffer in self.storage.buffers if buffer.scope]
-        return rename(self.placed(body, private) if private else body, frozenset(self.scop.sizes))
-
-    def placed(self, body: Stmt, private: Sequence[Storage]) -> Stmt:
-        """The statement with private buffers allocated in it, each in the one nest that uses it where there is one."""
-        nests: list[Stmt] = list(body.body) if isinstance(body, Block) else [body]
-        uses = {id(store): buffers_used(store) for store in stores_of(body)}
-        users: dict[str, list[int]] = {}
-        for number, nest in enumerate(nests):
-            for name in frozenset().union(*(uses[id(store)] for store in stores_of(nest))):
-                users.setdefault(name, []).append(number)
-        for buffer in private:
-            placement = Placement(self.private(buffer), buffer.scope, self.loop_of, uses)
-            found = users.get(buffer.array, [])
-            if len(found) > 1:
-                nests, users, found = [Block(tuple(nests))], {name: [0] for name in users}, [0]
-            for number in found:
-                nests[number] = placement.place(nests[number])
-        return nests[0] if len(nests) == 1 else Block(tuple(nests))
+        private = [(self.private(buffer), buffer.scope) for buffer in self.storage.buffers if buffer.scope]
+        return rename(allocate(body, private, self.loop_of), frozenset(self.scop.sizes))
 
     def node(self, node: isl.AstNode, loop: str = "") -> Stmt:
         """The node as a statement; `loop`: the name in the nearest mark above."""

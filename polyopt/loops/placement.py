@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 
 from polyopt.classes import dataclass
 from polyopt.dsl.ir import Op
-from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, If, Stmt, Store, substatements
+from polyopt.loops.ir import (
+    Alloc,
+    Block,
+    Buffer,
+    Expr,
+    For,
+    If,
+    Stmt,
+    Store,
+    buffers_used,
+    stores_of,
+    substatements,
+)
 from polyopt.loops.split import as_affine
+
+
+def allocate(body: Stmt, private: Sequence[tuple[Buffer, tuple[str, ...]]], loop_of: Mapping[str, str]) -> Stmt:
+    """The body of a program with private buffers allocated in it, each in the one nest that uses it if one does.
+
+    private: buffers, with the names of the loops around each, outermost first
+    loop_of: the loop that each variable scans
+    """
+    if not private:
+        return body
+    nests: list[Stmt] = list(body.body) if isinstance(body, Block) else [body]
+    uses = {id(store): buffers_used(store) for store in stores_of(body)}
+    users: dict[str, list[int]] = {}
+    for number, nest in enumerate(nests):
+        for name in frozenset().union(*(uses[id(store)] for store in stores_of(nest))):
+            users.setdefault(name, []).append(number)
+    for buffer, scope in private:
+        found = users.get(buffer.name, [])
+        if len(found) > 1:
+            nests, users, found = [Block(tuple(nests))], {name: [0] for name in users}, [0]
+        for number in found:
+            nests[number] = Placement(buffer, scope, loop_of, uses).place(nests[number])
+    return nests[0] if len(nests) == 1 else Block(tuple(nests))
 
 
 @dataclass(frozen=True, slots=True)
