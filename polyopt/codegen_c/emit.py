@@ -37,7 +37,7 @@ from polyopt.loops.ir import (
     integer,
     walk,
 )
-from polyopt.loops.repeats import Form, forms
+from polyopt.loops.repeats import Form, forms, repeated
 
 if TYPE_CHECKING:
     from polyopt.codegen_c import vmath
@@ -45,8 +45,11 @@ if TYPE_CHECKING:
 Numerics = Literal["default", "strict", "fast"]
 
 LEAST_CALLED = 32
-"""Instructions of a repeated nest from which on it is written once, and called: what is shorter may share registers and
-tests with what stands beside it."""
+"""Instructions of a nest from which on it may be a function of its own: what is shorter may share registers and tests
+with what stands beside it."""
+
+MOST_IN_ONE = 8192
+"""Instructions of nests, beyond which each is a function of its own: LLVM's work grows faster than a function does."""
 
 # Chunks of a parallel loop: enough to balance any number of threads, and the same for each of them.
 MOST_CHUNKS = 4096
@@ -138,9 +141,9 @@ class _Kernel:
         self.screened = [buffer for buffer in program.arguments if buffer.name in names]
         buffers = (*program.arguments, *program.workspace, *allocated, *screening.buffers(self.screened))
         self.lanes = LanePlanner(module.vector_bits, {buffer.name: buffer.dtype for buffer in buffers}, plain)
-        self.repeated = {} if program.screened else _worth_calling(program)
+        self.called = {} if program.screened else _worth_calling(program)
         self.nests: dict[Hashable, str] = {}
-        self.shared_offsets, self.shared_bytes = workspace.offsets(program.workspace, program.body, self.repeated)
+        self.shared_offsets, self.shared_bytes = workspace.offsets(program.workspace, program.body, self.called)
         self.private_bytes = workspace.private_bytes(program.body)
 
     def write(self) -> None:
@@ -167,11 +170,13 @@ class _Kernel:
 
 
 def _worth_calling(program: LoopProgram) -> dict[int, tuple[For, Form]]:
-    """By identity, the nests that the program repeats and that are too long to be written out each time."""
+    """By identity, the nests that are functions of their own: those that the program repeats, or all of a long one."""
     passing = {buffer.name for buffer in program.arguments if buffer.passes}
+    nests = forms(program)
+    is_long = sum(cost_of(nest) for nest, _ in nests) > MOST_IN_ONE
     return {
         id(nest): (nest, form)
-        for nest, form in forms(program)
+        for nest, form in (nests if is_long else repeated(nests))
         if passing.isdisjoint(form.buffers) and cost_of(nest) >= LEAST_CALLED
     }
 
@@ -225,7 +230,7 @@ class _FunctionWriter:
         body:         what the function runs
         is_worker:    this is the body of a parallel loop, so parallel loops inside run serially
         private_used: bytes of each slot's private block that buffers of the loops around have in one of the slots
-        given:        buffers whose addresses are parameters: this is a nest that the program repeats
+        given:        buffers whose addresses are parameters: this is a nest that is called
         """
         self.kernel = kernel
         self.given = given
@@ -252,12 +257,12 @@ class _FunctionWriter:
         self.statements.statement(self.kernel.program.body, Context(self.sizes))
 
     def _calls(self) -> dict[int, Callable[[], None]]:
-        """By identity, what writes a call of a nest that the program repeats; nothing inside such a nest."""
-        repeated = {} if self.is_worker or self.given else self.kernel.repeated
-        return {nest: partial(self._call, *found) for nest, found in repeated.items()}
+        """By identity of a nest that is a function of its own, what writes a call of it; nothing inside such a nest."""
+        called = {} if self.is_worker or self.given else self.kernel.called
+        return {nest: partial(self._call, *found) for nest, found in called.items()}
 
     def _call(self, nest: For, form: Form) -> None:
-        """A nest that the program repeats, as a call of a function of its buffers."""
+        """A nest as a call of a function of its buffers, which is written where there is none yet for its form."""
         f, nests, places = self.f, self.kernel.nests, [self.x.places[name] for name in form.buffers]
         if form.key not in nests:
             nests[form.key] = self.kernel.module.fresh("polyopt_nest")

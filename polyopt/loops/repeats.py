@@ -8,7 +8,7 @@ matter to the machine, and is not compared.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import assert_never
 
@@ -43,15 +43,17 @@ class Form:
 
 
 def forms(program: LoopProgram) -> list[tuple[For, Form]]:
-    """The outermost loops of the program that are there more than once."""
-    nests = list(_outermost(program.body))
-    if len(nests) == 1:
-        return []
+    """The outermost loops of the program, in order."""
     declared = {buffer.name: buffer for buffer in (*program.arguments, *program.workspace)}
     known: dict[Hashable, int] = {}
-    found = [_form(nest, declared, known) for nest in nests]
-    count = Counter(form.key for form in found)
-    return [(nest, form) for nest, form in zip(nests, found, strict=True) if count[form.key] > 1]
+    return [(nest, _form(nest, declared, known)) for nest in _outermost(program.body)]
+
+
+def repeated(found: Iterable[tuple[For, Form]]) -> list[tuple[For, Form]]:
+    """Those that are there more than once."""
+    found = list(found)
+    count = Counter(form.key for _, form in found)
+    return [(nest, form) for nest, form in found if count[form.key] > 1]
 
 
 def _outermost(statement: Stmt) -> Iterator[For]:

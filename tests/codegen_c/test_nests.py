@@ -10,6 +10,7 @@ import pytest
 
 import polyopt as po
 from polyopt import Op, f32, f64, i32, pipeline
+from polyopt.codegen_c import emit
 from polyopt.runtime import pool
 
 M, N, D = po.sizes("M N D")
@@ -140,6 +141,27 @@ def test_each_check_has_its_message() -> None:
         with pytest.raises(po.BoundsError, match="subscript 0 of 't' is 20"):
             lookups(a, b, t)
         wrong[7] = 0
+
+
+def test_each_nest_of_a_long_kernel_is_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM's work grows faster than a function does: 80 layers of one width each counted as too long."""
+    monkeypatch.setattr(emit, "MOST_IN_ONE", 100)
+
+    @po.op
+    def narrowing(x: f32[32, 40], w: f32[40, 40]) -> object:
+        h = x
+        for step in range(5):
+            s, z = po.tensors("s z")
+            column, term = po.index("column", extent=39 - step), po.index("term", extent=40 - step)
+            s[i, column] += h[i, term] * w[term, column]
+            z[i, column] = po.tanh(s[i, column])
+            h = z
+        return h
+
+    x, w = signs(32, 40), signs(40, 40) / 8
+    agrees(narrowing, x, w)
+    found = calls(narrowing, x, w)
+    assert len(found) == 5 and set(found.values()) == {1}
 
 
 def test_a_long_program_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:

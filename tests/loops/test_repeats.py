@@ -9,7 +9,7 @@ import pytest
 
 from polyopt.dtypes import f32, f64
 from polyopt.loops.ir import Alloc, Block, Buffer, Expr, LoopProgram, Stmt, integer
-from polyopt.loops.repeats import forms
+from polyopt.loops.repeats import forms, repeated
 from tests.loops.nests import argument, load, loop, op, store
 
 
@@ -26,7 +26,8 @@ def found(*nests: Stmt, buffers: dict[str, Buffer] | None = None) -> list[tuple[
     """The position and the buffers of each repeated nest of those."""
     declared = {name: argument(name, 8) for name in "abcdef"} | (buffers or {})
     program = LoopProgram("op", tuple(declared.values()), (), (), ("f",), Block(nests))
-    return [(next(n for n, nest in enumerate(nests) if nest is one), form.buffers) for one, form in forms(program)]
+    positions = {id(nest): position for position, nest in enumerate(nests)}
+    return [(positions[id(one)], form.buffers) for one, form in repeated(forms(program))]
 
 
 def test_nests_over_other_buffers_and_variables_are_the_same() -> None:
