@@ -252,7 +252,10 @@ def are_disjoint(elements: list[Promoted]) -> bool:
 
 def hands_on(block: Block, registers: Container[str] = ()) -> bool:
     """Whether registers may keep elements from statement to statement of a block: some of them store to one buffer, and
-    a serial loop is among them. registers: buffers that are in registers already"""
+    a serial loop is among them.
+
+    registers: buffers that are in registers already
+    """
     stored = [{name for name in stored_buffers(inner) if name not in registers} for inner in block.body]
     for number, inner in enumerate(block.body):
         others = set().union(*stored[:number], *stored[number + 1 :])

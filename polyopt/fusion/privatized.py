@@ -30,7 +30,7 @@ from polyopt.target import LAUNCH_BYTES, GpuTarget, Target
 LEAST_UPDATES = 1 << 16
 """Of one element each: fewer take a core less time than it takes to wake others."""
 
-LEAST_PARTS, MOST_PARTS = 4, 16
+CORE_PARTS = (16, 8, 4)
 """Shares for the cores of a processor: work for some threads, and little to add up."""
 
 UPDATES_PER_COPY = 4
@@ -151,9 +151,9 @@ def _parts_on_cores(tensor: str, updates: int, units: int, elements: int, extent
     elements: of a copy
     extent:   of the axis that is shared out
     """
-    most = min(MOST_PARTS, updates // (UPDATES_PER_COPY * elements), extent)
-    worth = most >= LEAST_PARTS and updates >= LEAST_UPDATES and units < MOST_PARTS
-    best = 1 << (most.bit_length() - 1) if worth else 1
+    worth = updates >= LEAST_UPDATES and units < max(CORE_PARTS)
+    fitting = (n for n in CORE_PARTS if n <= extent and n * elements * UPDATES_PER_COPY <= updates)
+    best = next(fitting, 1) if worth else 1
     others = [n for n in (1, 4, 16) if n != best and n <= extent]
     return picks.choose(f"copies of {tensor}", best, lambda: [best, *others])
 
