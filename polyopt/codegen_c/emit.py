@@ -224,13 +224,13 @@ class _FunctionWriter:
         body: Stmt,
         is_worker: bool,
         private_used: Expr = _NOTHING,
-        given: frozenset[str] = frozenset(),
+        given: frozenset[str] | None = None,
     ) -> None:
         """dots:         the instructions for groups
         body:         what the function runs
         is_worker:    this is the body of a parallel loop, so parallel loops inside run serially
         private_used: bytes of each slot's private block that buffers of the loops around have in one of the slots
-        given:        buffers whose addresses are parameters: this is a nest that is called
+        given:        buffers whose addresses are parameters, where this is a nest that is called
         """
         self.kernel = kernel
         self.given = given
@@ -258,7 +258,8 @@ class _FunctionWriter:
 
     def _calls(self) -> dict[int, Callable[[], None]]:
         """By identity of a nest that is a function of its own, what writes a call of it; nothing inside such a nest."""
-        called = {} if self.is_worker or self.given else self.kernel.called
+        is_called = self.given is not None
+        called = {} if self.is_worker or is_called else self.kernel.called
         return {nest: partial(self._call, *found) for nest, found in called.items()}
 
     def _call(self, nest: For, form: Form) -> None:
@@ -385,7 +386,7 @@ class _Outline:
         kernel = outer.kernel
         shared = {buffer.name for buffer in (*kernel.program.arguments, *kernel.program.workspace)}
         self.variables = [name for name in context.env if name not in outer.sizes]
-        used = buffers_used(loop.body) - (shared - outer.given)
+        used = buffers_used(loop.body) - (shared - (outer.given or frozenset()))
         self.places = [place for name, place in outer.x.places.items() if name in used]
 
     def call(self, count: Value) -> None:

@@ -89,9 +89,11 @@ NOTHING = Plan((), {}, {}, False)
 class Planner:
     """Looks for promotable elements."""
 
-    def __init__(self, x: Expressions, lanes: LanePlanner) -> None:
+    def __init__(self, x: Expressions, lanes: LanePlanner, calls: Container[int]) -> None:
+        """calls: the loops that are called, by identity"""
         self._x = x
         self._lanes = lanes
+        self._calls = calls
 
     def plan(self, loop: For, context: Context, *, partial: bool) -> Plan:
         """What `loop` keeps in registers; nothing if `promoted` is empty.
@@ -111,7 +113,7 @@ class Planner:
         return NOTHING if plan.flat or plan.needed else plan
 
     def _plan(self, body: Stmt, moving: frozenset[str], context: Context, *, partial: bool) -> Plan:
-        walker = _Walker(self._x, self._lanes, body, moving, partial)
+        walker = _Walker(self._x, self._lanes, body, moving, self._calls, partial)
         accesses = list(walker.statement(body, context, None, certain=True))
         stored = stored_buffers(body)
         promoted: list[Promoted] = []
@@ -267,11 +269,21 @@ def hands_on(block: Block, registers: Container[str] = ()) -> bool:
 class _Walker:
     """Enumerates the accesses inside a loop, with loops that can be written out written out."""
 
-    def __init__(self, x: Expressions, lanes: LanePlanner, body: Stmt, moving: frozenset[str], partial: bool) -> None:
-        """moving: variables that change while the statement runs, besides those of its own loops."""
+    def __init__(
+        self,
+        x: Expressions,
+        lanes: LanePlanner,
+        body: Stmt,
+        moving: frozenset[str],
+        calls: Container[int],
+        partial: bool,
+    ) -> None:
+        """moving: variables that change while the statement runs, besides those of its own loops
+        calls: the loops that are called, by identity"""
         self._x = x
         self._lanes = lanes
         self._moving = {*moving}
+        self._calls = calls
         self._local: set[str] = set()
         self._stored = stored_buffers(body)
         self._partial = partial
@@ -323,7 +335,7 @@ class _Walker:
     ) -> Iterator[Access]:
         yield from self._reads(loop.lower, context, happens, certain)
         yield from self._reads(loop.upper, context, happens, certain)
-        if loop.kind == "parallel":
+        if loop.kind == "parallel" or id(loop) in self._calls:
             yield from (replace(access, context=None) for access in self._inside(loop, context))
             return
         trip = None if self._moves(loop.lower) or self._moves(loop.upper) else trip_of(self._x, loop, context)
@@ -374,7 +386,7 @@ class _Walker:
             yield from self.statement(loop.body, inner, condition, certain=certain, nest=nest)
 
     def _inside(self, loop: For, context: Context) -> Iterator[Access]:
-        """The accesses of a loop that other threads run, and that see no register of this one."""
+        """The accesses of a loop that another function runs, which sees no register of this one."""
         self._moving.add(loop.var)
         yield from self.statement(loop.body, context, None, certain=False)
 

@@ -78,7 +78,7 @@ class Statements:
         self._x = x
         self._f = x.f
         self._lanes = lanes
-        self._planner = Planner(x, lanes)
+        self._planner = Planner(x, lanes, calls)
         self._stores = Stores(x)
         self._groups = Groups(x, self._stores, dots)
         self._parallel = parallel

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import Op, f32, f64, i32, pipeline
+from polyopt import Op, f32, f64, i32, i64, pipeline
 from polyopt.codegen_c import emit
+from polyopt.dsl.ir import Cast, Const
+from polyopt.dsl.ir import Op as Operation
+from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, LoopProgram, Store, index_var, integer
 from polyopt.runtime import pool
 
 M, N, D = po.sizes("M N D")
@@ -116,6 +119,41 @@ def test_a_product_with_itself_is_no_product_of_two(n: int) -> None:
     x, y = signs(n, n, dtype=np.float64), signs(n, n, dtype=np.float64)
     np.testing.assert_array_equal(squares(x, y), squares.reference(x, y))
     assert calls(squares, x, y) == {}
+
+
+def wave(v: Any) -> Any:
+    return po.sin(v) * po.exp(v) + po.cos(v)
+
+
+def test_a_nest_that_is_called_sees_what_the_caller_has_added_up() -> None:
+    """The caller kept the sum in a register while nests added to it in memory: what they added was lost.
+
+    The loops of the padded sums are cut in pieces, so that the nests stand in blocks inside the caller's."""
+
+    @po.op
+    def total(x: f64[N], y: f64[N], m: f64[M, D], v: f64[D]) -> object:
+        s, n = po.tensor("s"), po.index("n", extent=N)
+        s[()] += m[i, j] * v[j]
+        s[()] += wave(x.pad(0)[n - 1])
+        s[()] += wave(y.pad(0)[n - 1])
+        return s
+
+    x, y, m, v = RANDOM.random(200), RANDOM.random(200), RANDOM.random((30, 20)), RANDOM.random(20)
+    assert calls(total, x, y, m, v)
+    wanted = (m @ v).sum() + sum((np.sin(a) * np.exp(a) + np.cos(a))[:-1].sum() + 1 for a in (x, y))
+    np.testing.assert_allclose(total(x, y, m, v), wanted)
+
+
+def test_a_nest_of_nothing_but_its_own_buffers_does_not_call_itself() -> None:
+    row = Buffer("row", f64, (integer(8),), "local")
+    value: Expr = Cast(index_var("n"), f64)
+    for _ in range(4):
+        value = Operation("exp", (value,), f64)
+    store = Store("fill", (), "row", (Operation("mod", (index_var("n"), integer(8)), i64),), value)
+    nests = [For("n", integer(0), integer(50), Alloc(row, store)) for _ in range(2)]
+    body = Block((*nests, Store("set", (), "y", (integer(0),), Const(1.0, f64))))
+    program = LoopProgram("alone", (Buffer("y", f64, (integer(4),), "argument"),), (), (), ("y",), body)
+    assert emit.emit(program, vector_bits=256).text.count("call void @polyopt_nest") == 2
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 33), (300, 1000)])
