@@ -99,10 +99,7 @@ class CExpressions:
         """Whether arithmetic of variables, as a value, may leave 64 bits; operands of a custom reduction are data."""
         factor = 1
         for node in walk_expr(expr):
-            if isinstance(node, Op) and (
-                node.name not in ("add", "sub", "mul", "neg")
-                or (node.name == "mul" and not any(isinstance(arg, Const) for arg in node.args))
-            ):
+            if isinstance(node, Op) and not _grows_by_constants(node):
                 return True
             if isinstance(node, Var) and node.name not in self._names.variables:
                 return True
@@ -318,6 +315,19 @@ def is_index(expr: Expr) -> bool:
     nodes = list(walk_expr(expr))
     small = all(not isinstance(node, Const) or abs(node.value) < 1 << 40 for node in nodes)
     return small and not any(isinstance(node, Load | Cast) for node in nodes)
+
+
+def _grows_by_constants(expr: Op[Expr]) -> bool:
+    """Whether a result is no more than the constant operand times the others, or their sum."""
+    match expr:
+        case Op("add" | "sub" | "neg" | "minimum" | "maximum"):
+            return True
+        case Op("mul", args):
+            return any(isinstance(arg, Const) for arg in args)
+        case Op("floordiv" | "mod", (_, Const(divisor))):
+            return int(divisor) > 0
+        case _:
+            return False
 
 
 def _index_operation(expr: Op[Expr], operands: list[Text]) -> Text:

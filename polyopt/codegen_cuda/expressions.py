@@ -51,7 +51,7 @@ class CudaExpressions(CExpressions):
     def value(self, expr: Expr, *, is_data: bool = False) -> Text:
         if self.named and expr in self.named:
             return Text(self.named[expr])
-        if isinstance(expr, Op) and is_index(expr):
+        if isinstance(expr, Op) and self._is_plain(expr, is_data):
             special = self._index(expr)
             if special is not None:
                 return special
@@ -59,12 +59,26 @@ class CudaExpressions(CExpressions):
 
     def operand(self, of: Op[Expr], arg: Expr, *, is_data: bool) -> Text:
         found = super().operand(of, arg, is_data=is_data)
-        stays = is_index(of) and of.name not in ("floordiv", "mod")  # those are functions of 64-bit numbers
+        stays = self._is_plain(of, is_data) and of.name not in ("floordiv", "mod")  # functions of 64-bit numbers
         return found if stays else self._as_64_bits(arg, found)
 
     def stored(self, expr: Expr) -> Text:
         """What an element becomes."""
-        return self._as_64_bits(expr, self.value(expr))
+        return self._as_64_bits(expr, self.value(expr, is_data=True))
+
+    def _is_plain(self, expr: Op[Expr], is_data: bool) -> bool:
+        """Whether C's own operators say an operation: one of indices that does not wrap."""
+        return is_index(expr) and not (is_data and self._may_wrap(expr))
+
+    def _may_wrap(self, expr: Expr) -> bool:
+        """As for C, but where the ranges of the variables bound each part."""
+        return super()._may_wrap(expr) and not all(map(self._is_bounded, walk_expr(expr)))
+
+    def _is_bounded(self, expr: Expr) -> bool:
+        if isinstance(expr, Const) or expr.dtype != i64:
+            return True
+        ends = (as_number(end) for end in interval(expr, self.ranges))
+        return all(end is not None and -(1 << 63) <= end < 1 << 63 for end in ends)
 
     def _as_64_bits(self, expr: Expr, text: Text) -> Text:
         """An index that becomes a 64-bit number: NVVM counts the iterations of some loops wrong whose index is one

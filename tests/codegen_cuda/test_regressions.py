@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import compilation, f16, f32, f64, i32
+from polyopt import compilation, f16, f32, f64, i32, i64
 from polyopt.api import Op
 from polyopt.codegen_cuda.barriers import Touch, conflicts, in_any_iteration, values_apart
 from polyopt.codegen_cuda.shapes import pinned
@@ -491,3 +491,47 @@ def test_arithmetic_of_integers_meets_no_fault_of_the_compilers(name: str, dtype
     lowering = check(op, args, op.reference(*args, numerics="strict"))
     compiled = compilers.compile_text(lowering.cuda.text, "sm_90", contract=lowering.cuda.contract)
     assert compiled.faults == ()
+
+
+@po.op
+def hashes(x: i64[M, N]) -> object:
+    """Numbers of indices that leave 64 bits."""
+    y, z, w = po.tensors("y z w")
+    y[row, column] = (row * 73856093) * (column * 19349663) % 101 + x[row, column]
+    z[row, column] = po.where((row + 1) * (column + 1) * 2**50 // 3 % 2 == 0, x[row, column], -1)
+    w[row, column] = po.maximum((row + 1) * (column + 1) * 2**50, 0)
+    return y, z, w
+
+
+def test_numbers_of_indices_wrap_around() -> None:
+    """C divides them as signed numbers, whose overflow is undefined, and rounds towards zero."""
+    n = 128
+    a, b = np.arange(n)[:, None], np.arange(n)[None, :]
+    x = integers((n, n), 0, np.int64)
+    product = (a + 1) * (b + 1) * 2**50
+    wanted = (
+        (a * 73856093) * (b * 19349663) % 101 + x,
+        np.where(product // 3 % 2 == 0, x, -1),
+        np.maximum(product, 0),
+    )
+    lowering = lowered(hashes, x)
+    outcome = emulate(lowering, {"x": x}, {})
+    for found, want in zip(outcome.results, wanted, strict=True):
+        np.testing.assert_array_equal(found, want)
+    for found, want in zip(hashes(x), wanted, strict=True):
+        np.testing.assert_array_equal(found, want)
+
+
+def test_a_combination_sees_its_sum_wrap_around() -> None:
+    """`a + b < a` of signed numbers is `b < 0` to a compiler of C."""
+    most = 2**63 - 1
+
+    @po.op
+    def saturated(x: i64[M, N]) -> object:
+        y = po.tensor("y")
+        y[row] = po.reduce(lambda a, b: po.where(a + b < a, most, a + b), x[row, column], column, init=0)
+        return y
+
+    x = np.random.default_rng(0).integers(0, 2**62, (40, 5))
+    x[20:] >>= 8
+    check(saturated, (x,), [min(sum(map(int, line)), most) for line in x])
