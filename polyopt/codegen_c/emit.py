@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.codegen_c import abi, screening, workspace
 from polyopt.codegen_c.expressions import Context, Expressions
@@ -141,7 +142,7 @@ class _Kernel:
         self.screened = [buffer for buffer in program.arguments if buffer.name in names]
         buffers = (*program.arguments, *program.workspace, *allocated, *screening.buffers(self.screened))
         self.lanes = LanePlanner(module.vector_bits, {buffer.name: buffer.dtype for buffer in buffers}, plain)
-        self.called = {} if program.screened else _worth_calling(program)
+        self.called = _called(program)
         self.nests: dict[Hashable, str] = {}
         self.shared_offsets, self.shared_bytes = workspace.offsets(program.workspace, program.body, self.called)
         self.private_bytes = workspace.private_bytes(program.body)
@@ -169,16 +170,17 @@ class _Kernel:
         return self.module.text(self.math.declarations(), self.math.helpers() + report)
 
 
-def _worth_calling(program: LoopProgram) -> dict[int, tuple[For, Form]]:
+def _called(program: LoopProgram) -> dict[int, tuple[For, Form]]:
     """By identity, the nests that are functions of their own: those that the program repeats, or all of a long one."""
     passing = {buffer.name for buffer in program.arguments if buffer.passes}
-    nests = forms(program)
+    nests = [] if program.screened else forms(program)
+    if len(nests) < 2:
+        return {}
     is_long = sum(cost_of(nest) for nest, _ in nests) > MOST_IN_ONE
-    return {
-        id(nest): (nest, form)
-        for nest, form in (nests if is_long else repeated(nests))
-        if passing.isdisjoint(form.buffers) and cost_of(nest) >= LEAST_CALLED
-    }
+    worth = [(nest, form) for nest, form in (nests if is_long else repeated(nests)) if cost_of(nest) >= LEAST_CALLED]
+    choices = {"worth a call": worth, "all": nests, "none": []}
+    chosen = choices[picks.choose("nests that are functions", "worth a call", lambda: choices)]
+    return {id(nest): (nest, form) for nest, form in chosen if passing.isdisjoint(form.buffers)}
 
 
 class _Math:

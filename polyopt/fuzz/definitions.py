@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
+from math import prod
 
 from polyopt.classes import dataclass
 from polyopt.fuzz.case import INDICES, Definition, Equation, Node
@@ -36,13 +37,13 @@ class Author:
         if self.is_large:
             return [
                 self.window, self.window, self.contraction, self.recurrence, self.steps, self.whole, self.grid,
-                self.chain,
+                self.chain, self.totals,
             ]  # fmt: skip
         return [
             self.pointwise, self.pointwise, self.pointwise, self.guarded, self.accumulated, self.accumulated,
             self.accumulated, self.scattered, self.recurrence, self.recurrence, self.grid, self.triangular,
             self.steps, self.mutual, self.interleaved, self.pieces, self.contraction, self.whole, self.window,
-            self.chain,
+            self.chain, self.totals,
         ]  # fmt: skip
 
     def fresh(self) -> str:
@@ -156,6 +157,29 @@ class Author:
     @staticmethod
     def shrunk(equation: Equation) -> Equation:
         return Equation(equation.left, clipped(equation.value, -1, 1), equation.operator, equation.guard)
+
+    def totals(self, name: str, dims: tuple[str, ...], dtype: str) -> None:
+        """One sum over several tensors, of some the same sum through a boundary: nests that are alike."""
+        w = self.writer
+        dtype = "i32" if dtype == "bool_" else dtype
+        sources = [t for t in w.known if t.dims and t.dtype == dtype]
+        if not sources:
+            return self.accumulated(name, dims, dtype)
+        scope = self.scope(dims[:1] if w.chance(0.5) else ())
+        boundary, offset = w.random.choice((".pad(1)", ".clamp()", ".wrap()")), w.random.randint(-2, 2)
+        equations, bound = [], 0.0
+        for _ in range(w.random.randint(2, 4)):
+            source, is_moved = w.random.choice(sources), w.chance(0.7)
+            axes = self.scope(source.dims)
+            moved = ", ".join(f"{axis} + {offset}" for axis, _ in axes)
+            read = f"{source.name}{boundary}[{moved}]" if is_moved else f"{source.name}{place(axes)}"
+            value = self.tame(Node(read, dtype=dtype, bound=max(1, source.bound)))
+            bound += value.bound * prod(max(1, w.extent(size)) for axis, size in axes if (axis, size) not in scope)
+            equations.append(Equation(place(scope), value, "+="))
+        if dtype in FLOATS and bound > LIMITS[dtype]:
+            equations, bound = [self.shrunk(e) for e in equations], LIMITS[dtype]
+        target = tuple(size for _, size in scope)
+        return self.add(name, target, dtype, bound if dtype in FLOATS else greatest(dtype), *equations)
 
     def scattered(self, name: str, dims: tuple[str, ...], dtype: str) -> None:
         """Sums into elements that data choose."""
