@@ -16,6 +16,8 @@ from polyopt.errors import DefinitionError, DTypeError
 
 Array = NDArray[Any]
 Kind = Literal["b", "i", "u", "f"]
+ARRAY_PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
+"""What arrays have, of whatever library: the attributes by which others get at their memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 from polyopt.classes import dataclass
 from polyopt.dsl.expr import Call, Expr, Literal, Size, source_text, try_expr, walk
 from polyopt.dsl.spans import function_span
-from polyopt.dtypes import DType, TensorType, alternatives, annotation_text, from_numpy
+from polyopt.dtypes import ARRAY_PROTOCOLS, DType, TensorType, alternatives, annotation_text, from_numpy
 from polyopt.errors import DefinitionError, DTypeError, Span
 
 ParameterKind = OneOf["tensor", "scalar", "constant", "unannotated"]
@@ -34,6 +34,7 @@ class Parameter:
     default:    `inspect.Parameter.empty` where there is none
     python_kind: as in `inspect.Parameter.kind`
     is_optional: whether it may be None, by its annotation or its default, which is then known when compiling
+    is_array:   of an unannotated one: whether types of a library are annotated that are arrays, as `np.ndarray`
     """
 
     name: str
@@ -44,6 +45,7 @@ class Parameter:
     python_kind: Any
     constant_type: Any = None
     is_optional: bool = False
+    is_array: bool = False
 
     @property
     def has_default(self) -> bool:
@@ -134,7 +136,8 @@ def _parameter(
         kind = "constant"
     constant_type = meant if kind == "constant" and _is_constant_type(meant) else None
     is_optional = kind != "unannotated" and (may_be_none or parameter.default is None)
-    return Parameter(name, kind, dtype, dims, parameter.default, parameter.kind, constant_type, is_optional)
+    is_array = kind == "unannotated" and _is_array_type(meant)
+    return Parameter(name, kind, dtype, dims, parameter.default, parameter.kind, constant_type, is_optional, is_array)
 
 
 def _without_none(annotation: object) -> tuple[object, bool]:
@@ -190,6 +193,12 @@ def _is_python_type(annotation: object) -> bool:
         return all(map(_is_python_type, parts))
     is_special = type(annotation).__module__ in ("typing", "typing_extensions")  # Callable, Self, TypeVar, NewType
     return isinstance(annotation, type) or is_special or get_origin(annotation) is not None
+
+
+def _is_array_type(annotation: object) -> bool:
+    """Whether an annotation names a type of arrays: NumPy's, or one that others can read."""
+    named = get_origin(annotation) or annotation
+    return isinstance(named, type) and any(hasattr(named, protocol) for protocol in ARRAY_PROTOCOLS)
 
 
 _ABSTRACT = (np.generic, np.number, np.integer, np.signedinteger, np.unsignedinteger, np.inexact, np.floating)

@@ -11,7 +11,7 @@ import numpy as np
 from polyopt.classes import dataclass
 from polyopt.dsl.signature import Parameter, Signature
 from polyopt.dsl.spans import user_span
-from polyopt.dtypes import DType
+from polyopt.dtypes import ARRAY_PROTOCOLS, DType
 from polyopt.errors import ArgumentError, CallError, ShapeError, counted
 from polyopt.runtime import arrays
 from polyopt.runtime.arrays import Array, Layout, Wrap
@@ -141,16 +141,13 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 def is_constant(parameter: Parameter, value: object) -> bool:
     """Whether `value` is known when compiling: by its annotation, as a None that it allows, or, without one, because it
-    is no array or number."""
+    is no array or number, where none is meant."""
     if parameter.kind == "constant" or (value is None and parameter.is_optional):
         return True
-    if parameter.kind != "unannotated":
+    if parameter.kind != "unannotated" or (parameter.is_array and value is not None):
         return False
     is_data = isinstance(value, np.ndarray | np.generic | bool | int | float)
-    return not is_data and not any(hasattr(value, protocol) for protocol in _PROTOCOLS)
-
-
-_PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
+    return not is_data and not any(hasattr(value, protocol) for protocol in ARRAY_PROTOCOLS)
 
 
 def _given(parameter: Parameter, value: Any) -> arrays.Given:

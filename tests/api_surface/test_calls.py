@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
 
 import polyopt as po
 from polyopt import bf16, f32, f64
@@ -556,3 +557,28 @@ def test_a_call_of_the_wrong_form_is_a_type_error_as_in_python(positions: int, n
             call()
         assert isinstance(caught.value, po.ArgumentError) and isinstance(caught.value, ValueError)
         assert "shifted(x: f64[N], /, b: f64[N], *, by: f64" in caught.value.fix
+
+
+@pytest.mark.parametrize("annotation", [np.ndarray, NDArray[np.float64], np.ndarray | None])
+@pytest.mark.parametrize("value", [[1.0, 2.0], (1.0, 2.0), "text"])
+def test_what_is_annotated_as_an_array_takes_no_list(annotation: Any, value: object) -> None:
+    """It was a value known when compiling: twice a list is a longer one."""
+
+    def twice(x):
+        return x * 2
+
+    twice.__annotations__["x"] = annotation
+    op = po.op(twice)
+    with pytest.raises(po.ArgumentError, match=r"argument 'x' is a \w+, which is no array"):
+        op(value)
+    assert_array_equal(op(np.array([1.0, 2.0])), [2, 4])
+    assert op(1.5) == 3
+
+
+def test_a_list_for_a_parameter_without_annotation_is_known_when_compiling() -> None:
+    @po.op
+    def weighted(x: f64[N], weights):
+        return sum((w * x for w in weights), 0 * x)
+
+    assert_array_equal(weighted(np.ones(3), [1, 2]), [3, 3, 3])
+    assert_array_equal(weighted(np.ones(3), (5,)), [5, 5, 5])
