@@ -18,6 +18,7 @@ from polyopt.poly.contexts import ReadContext, ReduceContext, Scope, contexts, e
 from polyopt.poly.coverage import check_coverage, check_single_definition, reach
 from polyopt.poly.intervals import is_plainly_empty, is_within, narrowed
 from polyopt.poly.magnitudes import MOST_SYMBOLIC, check_magnitudes
+from polyopt.poly.misses import Miss, misses
 from polyopt.poly.proof import Proof, decided, domain, element, point_text, values_at
 from polyopt.poly.space import Point, project_onto
 
@@ -100,11 +101,11 @@ def _check_dimension(reference: _Reference, dimension: int, subscript: Affine, e
         outside = space.condition(Or((Compare(subscript, "<"), Compare(subscript - extent, ">="))))
         proof.refute(
             domain(space, reference.scope).intersect(outside),
-            lambda point: _out_of_bounds(reference, dimension, extent, point),
+            lambda point: _out_of_bounds(reference, dimension, extent, point, proof),
         )
 
 
-def _out_of_bounds(reference: _Reference, dimension: int, extent: Affine, point: Point) -> PolyoptError:
+def _out_of_bounds(reference: _Reference, dimension: int, extent: Affine, point: Point, proof: Proof) -> PolyoptError:
     values = values_at(reference.subscripts, point)
     axes = _axes_in_order(reference.subscripts, reference.scope)
     (length,) = values_at((extent,), point)
@@ -112,10 +113,18 @@ def _out_of_bounds(reference: _Reference, dimension: int, extent: Affine, point:
     before = _before_the_first(reference, dimension, point, int(length))
     guard = "guard it with po.when or po.where"
     boundary = f", or say what lies outside: {reference.tensor}.pad(0), .clamp() or .wrap()"
+    ended = _ended_before(reference, values, point, proof)
+    if ended:
+        guard, boundary = f"{ended[0].remedy}or guard this read with po.when or po.where", ""
     return BoundsError(
         f"{text} {reference.verb} {element(reference.tensor, values)} {point_text(point, axes)}".rstrip(),
         where=reference.span,
-        why=f"dimension {dimension} of '{reference.tensor}' has extent {length}{before}",
+        why="\n".join(
+            (
+                f"dimension {dimension} of '{reference.tensor}' has extent {length}{before}",
+                *(miss.text for miss in ended),
+            )
+        ),
         fix=guard + (boundary if reference.verb == "reads" else ", or give the tensor a larger shape="),
         facts={
             "tensor": reference.tensor,
@@ -132,6 +141,16 @@ def _as_written(reference: _Reference, dimension: int) -> str:
     """The reference; as its line has it where the subscript is a position: `x[-9]` is known as `x[N - 9]` here."""
     text = reference.span.text if reference.span is not None and not _moves(reference, dimension) else ""
     return text if text.startswith(f"{reference.tensor}[") else element_text(reference.tensor, reference.subscripts)
+
+
+def _ended_before(reference: _Reference, values: Sequence[int | str], point: Point, proof: Proof) -> Sequence[Miss]:
+    """Where definitions of the tensor stop before the element because another tensor ends."""
+    element = [value for value in values if isinstance(value, int) and value >= 0]
+    if reference.verb != "reads" or len(element) < len(values):
+        return ()
+    definitions = proof.program.definitions(reference.tensor)
+    found = (miss for e in definitions for miss in misses(e, element, point.sizes, proof))
+    return [miss for miss in found if miss.remedy and miss.read != reference.tensor]
 
 
 def _before_the_first(reference: _Reference, dimension: int, point: Point, length: int) -> str:

@@ -250,7 +250,7 @@ class _Coverage:
             f"result '{self._tensor.name}' has no value at {shown} {point_text(point, ())}".rstrip(),
             where=self._definitions[-1].span if self._definitions else self._tensor.span,
             why=f"returning '{self._tensor.name}' reads all of it\n{self._definitions_text(point)}",
-            fix=f"define the missing elements, {self._boundary_text(point)}or return a slice that is defined",
+            fix=f"define the missing elements, {self._remedy(point)}or return a slice that is defined",
             facts={"tensor": self._tensor.name, "element": values, "sizes": dict(point.sizes)},
         )
 
@@ -262,7 +262,7 @@ class _Coverage:
             f"{text} reads {element(self._tensor.name, values)}, which no definition covers",
             where=context.read.span,
             why=f"{point_text(point, names)}\n{self._definitions_text(point)}".strip(),
-            fix=f"define that element, {self._boundary_text(point)}or guard the read with po.when or po.where",
+            fix=f"define that element, {self._remedy(point)}or guard the read with po.when or po.where",
             facts={
                 "tensor": self._tensor.name,
                 "element": values,
@@ -276,10 +276,9 @@ class _Coverage:
         found = f"'{self._tensor.name}' is defined by " + ", ".join(lines)
         return "\n".join((found, *(miss.text for miss in self._misses(point))))
 
-    def _boundary_text(self, point: Point) -> str:
+    def _remedy(self, point: Point) -> str:
         """What lets a range go on that a read ends."""
-        read = next((miss.read for miss in self._misses(point) if miss.read), None)
-        return f"say what lies outside ({read}.pad(0), .clamp() or .wrap()), " if read is not None else ""
+        return next((miss.remedy for miss in self._misses(point) if miss.remedy), "")
 
     def _misses(self, point: Point) -> list[Miss]:
         """Where the definitions stop short of the missing element."""

@@ -19,10 +19,19 @@ class Miss:
 
     text: its range and, where a read bounds it, that read with the element outside that it would be
     read: the tensor of that read; empty where there is none
+    index: its name, where that read would not even happen: a range of its own would let it go on
     """
 
     text: str
     read: str = ""
+    index: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """What lets the range go on; empty where no read ends it."""
+        if self.index:
+            return f"give {self.index} a range of its own (po.index({self.index!r}, extent=...)), "
+        return f"say what lies outside ({self.read}.pad(0), .clamp() or .wrap()), " if self.read else ""
 
 
 def misses(equation: ir.Equation, missing: Sequence[int], sizes: Mapping[str, int], proof: Proof) -> Iterator[Miss]:
@@ -57,32 +66,35 @@ def _values_for(equation: ir.Equation, missing: Sequence[int]) -> dict[str, int]
 def _miss(equation: ir.Equation, index: ir.Axis, point: Point, proof: Proof) -> Miss:
     name = index.name
     text = f"{element_text(equation.tensor, equation.subscripts)} is defined for {range_text(index)} alone"
-    found = next(_reads_outside(equation, name, point, proof), None)
-    if found is None:
+    outside = sorted(_reads_outside(equation, name, point, proof), key=lambda found: not found[2])
+    if not outside:
         return Miss(text)
-    context, values = found
+    context, values, happens = outside[0]
     read = context.read
-    outside = f"would lie outside, at {element(read.tensor, values)}{place(read.span)}"
-    what = element_text(read.tensor, read.subscripts)
-    return Miss(f"{text}: at {name} = {point.axes[name]}, {what} {outside}", read.tensor)
+    would = f"would lie outside, at {element(read.tensor, values)}{place(read.span)}"
+    text = f"{text}: at {name} = {point.axes[name]}, {element_text(read.tensor, read.subscripts)} {would}"
+    if happens:
+        return Miss(text, read.tensor)
+    return Miss(f"{text}; that it is guarded there gives {name} no other range", index=name)
 
 
 def _reads_outside(
     equation: ir.Equation, name: str, point: Point, proof: Proof
-) -> Iterator[tuple[ReadContext, tuple[int | str, ...]]]:
-    """The reads that the index bounds, with an element outside for which the index stands at the point."""
+) -> Iterator[tuple[ReadContext, tuple[int | str, ...], bool]]:
+    """The reads that bound the index, with an element outside for which it stands at the point, and whether a read
+    would happen there."""
     for context in read_contexts(equation):
         read = context.read
         if read.boundary is not None or not any(name in _axes(subscript) for subscript in read.subscripts):
             continue
         for corner in _corners(context, point):
-            if not _axes(*read.subscripts) <= corner.axes.keys() or not _happens(context, corner):
+            if not _axes(*read.subscripts) <= corner.axes.keys():
                 continue
             values = values_at(read.subscripts, corner)
             extents = values_at(proof.shape(read.tensor), corner)
             pairs = zip(read.subscripts, values, extents, strict=True)
             if any(name in _axes(s) and not 0 <= int(value) < int(extent) for s, value, extent in pairs):
-                yield context, values
+                yield context, values, _happens(context, corner)
                 break
 
 

@@ -36,6 +36,70 @@ MISTAKES = (
         """,
     ),
     Mistake(
+        name="the_last_element_by_a_condition",
+        error=BoundsError,
+        program="""
+        @po.op
+        def lengths(start: i64[N]):
+            end, y = po.tensors("end y")
+            end[i] = po.where(i < N - 1, start[i + 1], 10)
+            y[i] = end[i] - start[i]  # <-
+            return y
+
+        lengths(np.array([0, 4, 7]))
+        """,
+        caret="end[i]",
+        says=(
+            "reads end[2] at i = 2",
+            "end[i] is defined for 0 <= i < 2 alone",
+            "at i = 2, start[i + 1] would lie outside, at start[3] (mistake.py:",
+            "po.index('i', extent=...)",
+        ),
+        fixed="""
+        @po.op
+        def lengths(start: i64[N]):
+            end, y = po.tensors("end y")
+            i = po.index("i", extent=N)
+            end[i] = po.where(i < N - 1, start[i + 1], 10)
+            y[i] = end[i] - start[i]
+            return y
+
+        assert lengths(np.array([0, 4, 7])).tolist() == [4, 3, 3]
+        """,
+    ),
+    Mistake(
+        name="a_tensor_that_ends_before_its_reader",
+        error=BoundsError,
+        program="""
+        @po.op
+        def bends(x: f64[N]):
+            step, y = po.tensors("step y")
+            step[i] = x[i + 1] - x[i + 2]
+            y[k] = step[k] + x[k]  # <-
+            return y
+
+        bends(np.arange(5.0))
+        """,
+        caret="step[k]",
+        says=(
+            "reads step[3] at k = 3",
+            "extent 3",
+            "step[i] is defined for 0 <= i < 3 alone: at i = 3, x[i + 2] would lie outside, at x[5] (mistake.py:",
+            "say what lies outside (x.pad(0), .clamp() or .wrap())",
+        ),
+        fixed="""
+        @po.op
+        def bends(x: f64[N]):
+            step, y = po.tensors("step y")
+            i = po.index("i", extent=N)
+            step[i] = x.clamp()[i + 1] - x.clamp()[i + 2]
+            y[k] = step[k] + x[k]
+            return y
+
+        assert bends(np.arange(5.0)).tolist() == [-1, 0, 1, 3, 4]
+        """,
+    ),
+    Mistake(
         name="the_element_before_chosen_by_data",
         error=DefinitionError,
         program="""
