@@ -103,7 +103,33 @@ def einsum(*arguments: Any, **options: Any) -> Any:
 def __getattr__(name: str) -> Any:
     if name in _FROM_API:
         return getattr(importlib.import_module("polyopt.api"), name)
-    raise AttributeError(f"module 'polyopt' has no attribute {name!r}")
+    instead = _AS_EQUATIONS.get(name)
+    meant = f"; as equations: {instead}" if instead is not None else ""
+    raise AttributeError(f"module 'polyopt' has no attribute {name!r}{meant}")
+
+
+_AS_EQUATIONS = {
+    "cumsum": "s[0] = x[0] and s[i + 1] = s[i] + x[i + 1]",
+    "cumprod": "p[0] = x[0] and p[i + 1] = p[i] * x[i + 1]",
+    "diag": "d[i] = a[i, i]",
+    "dot": "a @ b",
+    "expand_dims": "x[:, None]",
+    "flip": "x[::-1]",
+    "matmul": "a @ b",
+    "outer": "y[i, j] = a[i] * b[j]",
+    "pad": "y[i] = x.pad(0)[i - 1] with po.index('i', extent=N + 2)",
+    "repeat": "y[i] = x[i // 2] with po.index('i', extent=2 * N)",
+    "roll": "y[i] = x.wrap()[i - 1] with po.index('i', extent=N)",
+    "std": "m[i] = po.mean(x[i, j], j) and s[i] = po.sqrt(po.mean((x[i, j] - m[i]) ** 2, j))",
+    "tile": "y[i] = x[i % N] with po.index('i', extent=2 * N)",
+    "trace": "t[()] += a[i, i]",
+    "tril": "y[i, j] = po.where(j <= i, a[i, j], 0)",
+    "triu": "y[i, j] = po.where(j >= i, a[i, j], 0)",
+    "var": "m[i] = po.mean(x[i, j], j) and v[i] = po.mean((x[i, j] - m[i]) ** 2, j)",
+    "zeros_like": "po.zeros(x.shape, x.dtype)",
+    "ones_like": "po.ones(x.shape, x.dtype)",
+}
+"""What NumPy has a function for, in whose names people think."""
 
 
 def __dir__() -> list[str]:

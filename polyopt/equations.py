@@ -179,7 +179,8 @@ def _unmet(program: ir.Program, sizes: Mapping[str, int]) -> ShapeError:
     return ShapeError(
         f"the sizes of this call do not satisfy {text}",
         why=f"here {values}; extents do not fit together, or one that the equations count with is below 0, otherwise",
-        fix="pass arrays whose sizes satisfy it",
+        fix="pass arrays whose sizes satisfy it; where such sizes are meant, po.index(..., extent=) says how far an "
+        "index runs that several dimensions bound",
         facts={"condition": text, "sizes": dict(sizes)},
     )
 

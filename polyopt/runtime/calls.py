@@ -141,7 +141,8 @@ def check_conditions(info: KernelInfo, sizes: Mapping[str, int]) -> None:
             raise ShapeError(
                 f"the sizes of this call do not satisfy {condition.text}",
                 why=f"here {values}; otherwise an element lies outside an array, or a shape or number is another one",
-                fix="pass arrays whose sizes satisfy it",
+                fix="pass arrays whose sizes satisfy it; where such sizes are meant, po.index(..., extent=) says how "
+                "far an index runs that several dimensions bound",
                 facts={"condition": condition.text, "sizes": dict(sizes)},
             )
 
