@@ -77,3 +77,29 @@ def test_bf16_is_told_apart() -> None:
 def test_complex_numbers_are_refused() -> None:
     with pytest.raises(TypeError, match="code 5"):
         dlpack.take(np.zeros(3, np.complex64).__dlpack__())
+
+
+@pytest.mark.parametrize("is_read_only", [False, True])
+def test_an_array_of_version_1_says_whether_it_is_read_only(*, is_read_only: bool) -> None:
+    array = np.arange(24, dtype=np.int16).reshape(4, 6).copy()
+    array.flags.writeable = not is_read_only
+    gone = weakref.ref(array)
+    capsule = dlpack.ask(array[1:, ::2])
+    found = dlpack.take(capsule)
+    assert (found.shape, found.strides, found.dtype) == ((3, 3), (12, 4), np.dtype("i2"))
+    assert (found.address, found.device, found.is_read_only) == (array.ctypes.data + 12, CPU, is_read_only)
+    del array, capsule
+    gc.collect()
+    assert gone() is not None
+    del found
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_library_that_knows_no_versions_is_asked_without() -> None:
+    class Before:
+        def __dlpack__(self, stream: int | None = None) -> object:
+            return np.arange(3.0).__dlpack__()
+
+    found = dlpack.take(dlpack.ask(Before(), stream=None))
+    assert (found.shape, found.is_read_only) == ((3,), False)

@@ -198,6 +198,38 @@ def test_memory_of_other_devices_is_not_taken_for_cudas(gpu: Device) -> None:
         fresh(flipped)(Elsewhere())
 
 
+def test_an_array_that_is_read_only_takes_no_results(gpu: Device) -> None:
+    """Arrays of JAX are immutable, and say so since version 1 of DLPack: results were written into them."""
+
+    class Immutable:
+        def __init__(self) -> None:
+            self.inside = Foreign(gpu, X)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return dlpack.CUDA_DEVICE, 0
+
+        def __dlpack__(self, *, max_version: tuple[int, int] = (0, 8), **_: Any) -> object:
+            address = self.inside.__cuda_array_interface__["data"][0]
+            return read_only_capsule(address, X.shape, X.dtype, self) if max_version >= (1, 0) else None
+
+    theirs = Immutable()
+    np.testing.assert_array_equal(host_copy(gpu, fresh(flipped)(theirs)), X[:, ::-1])
+    with pytest.raises(ArgumentError, match="read-only"):
+        fresh(flipped)(theirs, out=theirs)
+    np.testing.assert_array_equal(theirs.inside.get(), X)
+
+
+def read_only_capsule(address: int, shape: tuple[int, ...], dtype: Any, keep: object) -> Any:
+    """A capsule of version 1 with an array on a GPU: NumPy's, with another place."""
+    twin = np.zeros(shape, dtype)
+    twin.flags.writeable = False
+    capsule: Any = twin.__dlpack__(max_version=(1, 0))
+    pointer = dlpack._api.PyCapsule_GetPointer(capsule, dlpack._VERSIONED)
+    tensor = dlpack._ManagedVersioned.from_address(pointer).tensor
+    tensor.data, tensor.device_type, tensor.byte_offset = address, dlpack.CUDA_DEVICE, 0
+    return capsule
+
+
 def test_an_array_that_is_not_aligned_is_copied_first(gpu: Device) -> None:
     shifted = Foreign(gpu, X, offset=4)
     np.testing.assert_array_equal(host_copy(gpu, fresh(both)(shifted, Foreign(gpu, X))), 0)

@@ -400,7 +400,7 @@ def _other(ordinal: int) -> OtherHome:
 
 def _from_dlpack(value: Any, name: str) -> DeviceArray:
     try:
-        found = dlpack.take(value.__dlpack__(stream=dlpack.LEGACY_STREAM))
+        found = dlpack.take(dlpack.ask(value, stream=dlpack.LEGACY_STREAM))
     except (BufferError, RuntimeError, TypeError, ValueError) as failure:
         raise ArgumentError(
             f"the memory of argument '{name}', {with_article(type(value).__name__)}, cannot be read",
@@ -414,4 +414,6 @@ def _from_dlpack(value: Any, name: str) -> DeviceArray:
             fix="copy it to the host, or to a GPU of CUDA's",
             facts={"argument": name, "device": found.device},
         )
-    return seen((value, found), _other(found.device[1]), found.address, found.shape, found.strides, found.dtype)
+    array = seen((value, found), _other(found.device[1]), found.address, found.shape, found.strides, found.dtype)
+    array.flags.writeable = not found.is_read_only
+    return array

@@ -1,6 +1,7 @@
 """DLPack, the protocol by which libraries hand each other arrays without a copy, for memory that NumPy cannot open.
 
-Source: the header dlpack.h, version 0.8; a capsule holds a `DLManagedTensor`.
+Source: the header dlpack.h, version 1.0; a capsule holds a `DLManagedTensorVersioned`, or a `DLManagedTensor` of the
+versions before, which does not say what is read-only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ CUDA_DEVICES = frozenset({CUDA_DEVICE, 13})
 LEGACY_STREAM = 1
 """What a consumer passes to `__dlpack__` for the default stream of CUDA."""
 _NAME = b"dltensor"
-_USED = b"used_dltensor"
+_VERSIONED = b"dltensor_versioned"
+_READ_ONLY = 1
 _CODES = {"i": 0, "u": 1, "f": 2, "V": 4, "b": 6}
 
 
@@ -46,18 +48,39 @@ class _Managed(ctypes.Structure):
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Managed))
 _Managed._fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
+
+class _ManagedVersioned(ctypes.Structure):
+    pass
+
+
+_ManagedVersioned._fields_ = [
+    ("major", ctypes.c_uint32),
+    ("minor", ctypes.c_uint32),
+    ("context", ctypes.c_void_p),
+    ("deleter", ctypes.CFUNCTYPE(None, ctypes.POINTER(_ManagedVersioned))),
+    ("flags", ctypes.c_uint64),
+    ("tensor", _Tensor),
+]
+
 _api = ctypes.pythonapi
 _api.PyCapsule_New.restype = ctypes.py_object
 _api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _api.PyCapsule_GetPointer.restype = ctypes.c_void_p
 _api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_api.PyCapsule_GetName.restype = ctypes.c_char_p
+_api.PyCapsule_GetName.argtypes = [ctypes.py_object]
 _api.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _api.PyCapsule_IsValid.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """An array of another library. strides: in bytes; device: DLPack's kind of device and its number."""
+    """An array of another library.
+
+    strides:      in bytes
+    device:       DLPack's kind of device and its number
+    is_read_only: whether it says so, as immutable arrays do that know version 1
+    """
 
     address: int
     shape: tuple[int, ...]
@@ -65,6 +88,7 @@ class Imported:
     dtype: np.dtype[Any]
     device: tuple[int, int]
     keep: object
+    is_read_only: bool = False
 
 
 class _Holder:
@@ -78,13 +102,21 @@ class _Holder:
             self._managed.contents.deleter(self._managed)
 
 
+def ask(value: Any, **options: Any) -> object:
+    """The capsule with an array of another library, of version 1 where it knows that one."""
+    try:
+        return value.__dlpack__(max_version=(1, 0), **options)
+    except TypeError:  # it takes no max_version, or says once more what it does not like
+        return value.__dlpack__(**options)
+
+
 def take(capsule: object) -> Imported:
     """The array in a capsule, which is used up. Raises `TypeError` for elements that polyopt does not have."""
-    address = _api.PyCapsule_GetPointer(capsule, _NAME)
-    managed = ctypes.cast(address, ctypes.POINTER(_Managed))
+    name, kind = (_VERSIONED, _ManagedVersioned) if _api.PyCapsule_GetName(capsule) == _VERSIONED else (_NAME, _Managed)
+    managed: Any = ctypes.cast(_api.PyCapsule_GetPointer(capsule, name), ctypes.POINTER(kind))
     tensor = managed.contents.tensor
     dtype = _dtype(tensor.code, tensor.bits, tensor.lanes)
-    _api.PyCapsule_SetName(capsule, _USED)
+    _api.PyCapsule_SetName(capsule, _USED[name])
     shape = tuple(tensor.shape[n] for n in range(tensor.ndim))
     strides = tuple(tensor.strides[n] for n in range(tensor.ndim)) if tensor.strides else steps(shape)
     return Imported(
@@ -94,7 +126,12 @@ def take(capsule: object) -> Imported:
         dtype,
         (tensor.device_type, tensor.device_id),
         _Holder(managed),
+        name == _VERSIONED and bool(managed.contents.flags & _READ_ONLY),
     )
+
+
+_USED = {_NAME: b"used_dltensor", _VERSIONED: b"used_dltensor_versioned"}
+"""What a capsule is called that was taken; it keeps the address of its name."""
 
 
 def steps(shape: tuple[int, ...]) -> tuple[int, ...]:
