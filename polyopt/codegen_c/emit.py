@@ -177,8 +177,9 @@ def _called(program: LoopProgram) -> dict[int, tuple[For, Form]]:
     if len(nests) < 2:
         return {}
     is_long = sum(cost_of(nest) for nest, _ in nests) > MOST_IN_ONE
-    worth = [(nest, form) for nest, form in (nests if is_long else repeated(nests)) if cost_of(nest) >= LEAST_CALLED]
-    choices = {"worth a call": worth, "all": nests, "none": []}
+    again = repeated(nests)
+    worth = [(nest, form) for nest, form in (nests if is_long else again) if cost_of(nest) >= LEAST_CALLED]
+    choices = {"worth a call": worth, "repeated": again, "all": nests, "none": []}
     chosen = choices[picks.choose("nests that are functions", "worth a call", lambda: choices)]
     return {id(nest): (nest, form) for nest, form in chosen if passing.isdisjoint(form.buffers)}
 

@@ -167,14 +167,18 @@ class Author:
             return self.accumulated(name, dims, dtype)
         scope = self.scope(dims[:1] if w.chance(0.5) else ())
         boundary, offset = w.random.choice((".pad(1)", ".clamp()", ".wrap()")), w.random.randint(-2, 2)
+        first = w.random.choice(sources)
+        alike = [t for t in sources if t.dims == first.dims]
+        axes = self.scope(first.dims)
+        inner = tuple(dict.fromkeys((*scope, *axes)))
+        moved = ", ".join(f"{axis} + {offset}" for axis, _ in axes)
+        points = prod(max(1, w.extent(size)) for axis, size in inner if (axis, size) not in scope)
         equations, bound = [], 0.0
         for _ in range(w.random.randint(2, 4)):
-            source, is_moved = w.random.choice(sources), w.chance(0.7)
-            axes = self.scope(source.dims)
-            moved = ", ".join(f"{axis} + {offset}" for axis, _ in axes)
-            read = f"{source.name}{boundary}[{moved}]" if is_moved else f"{source.name}{place(axes)}"
-            value = self.tame(Node(read, dtype=dtype, bound=max(1, source.bound)))
-            bound += value.bound * prod(max(1, w.extent(size)) for axis, size in axes if (axis, size) not in scope)
+            source = w.random.choice(alike)
+            read = Node(f"{source.name}{boundary}[{moved}]", dtype=dtype, bound=max(1, source.bound))
+            value = self.tame(read if w.chance(0.7) else self.value(inner, dtype))
+            bound += value.bound * points
             equations.append(Equation(place(scope), value, "+="))
         if dtype in FLOATS and bound > LIMITS[dtype]:
             equations, bound = [self.shrunk(e) for e in equations], LIMITS[dtype]
