@@ -96,14 +96,26 @@ class Writer:
         return self.index_value(scope, dtype)
 
     def index_value(self, scope: tuple[Axis, ...], dtype: str) -> Node:
-        """A number, or an affine function of the indices."""
+        """A number, an affine function of the indices, or a hash of them, which leaves 64 bits."""
         if not scope or self.chance(0.3):
             return literal(self.random.randint(0, 3), dtype)
+        if self.chance(0.15):
+            return self.cast(self.hashed(scope), dtype)
         name, size = self.random.choice(scope)
         factor, shift = self.random.choice((1, 1, 2, 3)), self.random.randint(0, 2)
         return self.cast(
             Node(f"({factor}*{name} + {shift})", dtype="i64", bound=factor * self.extent(size) + shift), dtype
         )
+
+    def hashed(self, scope: tuple[Axis, ...]) -> Node:
+        """A small number of a product of indices that leaves 64 bits as a rule."""
+        r = self.random
+        factors = (
+            f"({r.choice(scope)[0]} + {r.randint(0, 2)}) * {r.choice((73856093, 2**33 + 1, 2**50))}" for _ in "12"
+        )
+        product, most = " * ".join(f"({factor})" for factor in factors), r.randint(2, 7)
+        quotient = r.choice((product, f"({product}) // {r.randint(2, 5)}", f"po.maximum({product}, 1)"))
+        return Node(f"({quotient} % {most})", dtype="i64", bound=most)
 
     def cast(self, node: Node, dtype: str) -> Node:
         """The node in another dtype, clipped where that has no such numbers."""
