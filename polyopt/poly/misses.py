@@ -95,7 +95,6 @@ def _reads_outside(
             pairs = zip(read.subscripts, values, extents, strict=True)
             if any(name in _axes(s) and not 0 <= int(value) < int(extent) for s, value, extent in pairs):
                 yield context, values, _happens(context, corner)
-                break
 
 
 def _happens(context: ReadContext, point: Point) -> bool:
