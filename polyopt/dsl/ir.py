@@ -243,6 +243,12 @@ class Equation:
         return self.axes + self.reduce_axes
 
     @property
+    def bound_axes(self) -> tuple[Axis, ...]:
+        """Those of reductions inside expressions too: what a new axis must not be called as."""
+        inner = (axis for e in self.exprs for node in walk(e) if isinstance(node, Reduce) for axis in node.axes)
+        return (*self.all_axes, *inner)
+
+    @property
     def exprs(self) -> tuple[Expr, ...]:
         """All that it evaluates: the data subscripts of its left side, and its value."""
         return *(s.value for s in self.subscripts if isinstance(s, DataIndex)), self.value

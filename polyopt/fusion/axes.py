@@ -109,9 +109,7 @@ def apart(equation: ir.Equation, names: Mapping[str, str], taken: Iterable[str])
     """
     taken = set(taken)
     result = dict(names)
-    bound = {a.name for a in equation.all_axes} | {
-        a.name for n in ir.walk(equation.value) if isinstance(n, ir.Reduce) for a in n.axes
-    }
+    bound = {a.name for a in equation.bound_axes}
     for name in sorted(bound - names.keys()):
         fresh = unused(name, taken)
         taken.add(fresh)

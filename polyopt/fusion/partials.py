@@ -124,7 +124,7 @@ def apply(program: ir.Program, plan: Sequence[PartialSum]) -> ir.Program:
 def split(program: ir.Program, plan: Sequence[PartialSum]) -> ir.Program:
     """The program with these reductions split; new tensors hold the partial results, one part after the other."""
     splitter = _Splitter({t.name for t in program.tensors} | {e.name for e in program.equations} | set(program.sizes))
-    splitter.taken |= {a.name for equation in program.equations for a in equation.all_axes}
+    splitter.taken |= {a.name for equation in program.equations for a in equation.bound_axes}
     equations = []
     for equation in program.equations:
         whole = splitter.equation(equation, [partial for partial in plan if partial.equation == equation.name])

@@ -175,7 +175,7 @@ def apply(program: ir.Program, plan: Sequence[Privatized]) -> ir.Program:
     """The program with these sums shared out; new tensors hold the copies, one after the other."""
     tensors, equations = list(program.tensors), list(program.equations)
     taken = {t.name for t in tensors} | {e.name for e in equations} | set(program.sizes)
-    taken |= {a.name for equation in equations for a in (*equation.all_axes, *_inner_axes(equation))}
+    taken |= {a.name for equation in equations for a in equation.bound_axes}
     for one in plan:
         position, whole = next((n, e) for n, e in enumerate(equations) if e.name == one.equation)
         copies, *shared = _shared_out(whole, program.tensor(whole.tensor), one, taken)
@@ -226,10 +226,6 @@ def _shared_out(
     )
     shape = (constant(one.parts), *tensor.shape)
     return ir.Tensor(name, dtype, shape, "local", len(shape), tensor.span), filling, whole
-
-
-def _inner_axes(equation: ir.Equation) -> list[ir.Axis]:
-    return [a for e in equation.exprs for node in ir.walk(e) if isinstance(node, ir.Reduce) for a in node.axes]
 
 
 def _moved(equation: ir.Equation, dimension: int, at: dict[str, Affine]) -> ir.Subscript:

@@ -94,7 +94,7 @@ def _gathered(equation: ir.Equation, tensor: ir.Tensor) -> ir.Equation | None:
     summed: list[ir.Axis] = []
     whole: list[Condition] = []
     inside: list[Condition] = []
-    taken = set(by_name) | {a.name for a in equation.reduce_axes}
+    taken = {a.name for a in equation.bound_axes}
     used: set[str] = set()
     for dimension, (subscript, extent) in enumerate(zip(equation.subscripts, tensor.shape, strict=True)):
         assert isinstance(subscript, Affine), "data subscripts are left alone"
