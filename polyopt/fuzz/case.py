@@ -123,6 +123,7 @@ class Case:
     plans:   seeds of plans that are drawn for the operator, beside the compiler's own (`fuzz.plans`)
     gpu:     whether the target is a GPU, for which the emulator stands in
     printed: whether the C that is printed of the operator, and of its plans, runs too
+    labels:  what index variables are called, where it is not their own name
     """
 
     seed: int
@@ -137,6 +138,7 @@ class Case:
     plans: tuple[int, ...] = ()
     gpu: bool = False
     printed: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
 
     def operator_source(self) -> str:
         """The operator `fuzzed` as a module of its own."""
@@ -181,10 +183,11 @@ class Case:
         return "\n".join(lines) + "\n"
 
     def _indices(self) -> Iterator[tuple[str, str]]:
+        labels = dict(self.labels)
         for size, names in INDICES.items():
             for name in names:
                 extent = f", extent={size}" if self.extents or size in ("T", "2*M") else ""
-                yield name, f'po.index("{name}"{extent})'
+                yield name, f'po.index("{labels.get(name, name)}"{extent})'
 
 
 def shape_of(dims: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:

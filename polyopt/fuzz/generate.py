@@ -18,6 +18,9 @@ from polyopt.target import ANY_GPU, GPU_PRESETS
 EXTENTS = (0, 1, 2, 3, 3, 4, 5, 5, 7, 8, 9, 15, 16, 17, 31, 33)
 LARGE_EXTENTS = (32, 40, 63, 65, 100, 129)
 """Enough for several tiles along an axis, and for copies of what tiles read."""
+LABELLED = 0.3
+"""Share of operators whose indices are called as axes of the compiler's."""
+ENDINGS = ("_0", "_1", "_2", "_part", "_copy", "_block", "_tile", "_lane", "_wide0", "_panel", "_j", "_k")
 PLANS = 4
 """Plans drawn for each operator."""
 GPU_SHARE = 0.04
@@ -80,9 +83,18 @@ def campaign_case(seed: int) -> Case:
     for_gpu = Random(f"gpu {seed}").random() < GPU_SHARE
     is_rough = Random(f"rough {seed}").random() < ROUGH_SHARE
     case = random_case(seed, rough=is_rough, functions=EXACT_FUNCTIONS if for_gpu else FUNCTIONS)
+    case = replace(case, labels=_labels(Random(f"labels {seed}")))
     if for_gpu and is_small(case):
         return on_gpu(case)
     return replace(case, printed=not is_rough and Random(f"printed {seed}").random() < PRINTED_SHARE)
+
+
+def _labels(random: Random) -> tuple[tuple[str, str], ...]:
+    """Now and then indices are called as the compiler would call axes of its own."""
+    if random.random() >= LABELLED:
+        return ()
+    names = [first + ending for first, _ in INDICES.values() for ending in ENDINGS]
+    return tuple(zip((second for _, second in INDICES.values()), random.sample(names, len(INDICES)), strict=True))
 
 
 def is_small(case: Case) -> bool:
