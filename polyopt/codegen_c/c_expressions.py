@@ -36,6 +36,7 @@ _BITS: Mapping[str, str] = {"and": "&", "or": "|", "xor": "^"}
 _ON_BOOL: Mapping[str, str] = {"and": "&&", "or": "||", "xor": "!=", "minimum": "&&", "maximum": "||"}
 _LIBRARY: Mapping[str, str] = {"abs": "fabs", "floor": "floor", "ceil": "ceil", "round": "rint", "sqrt": "sqrt"}
 _EXACT = frozenset({"neg", "abs", "sign", "minimum", "maximum", "select", "floor", "ceil", "round"})
+_ANY = 1 << 64
 _COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 
 
@@ -62,7 +63,9 @@ class CExpressions:
         return self.value(expr).text
 
     def value(self, expr: Expr, *, is_data: bool = False) -> Text:
-        """is_data: what elements are made of, where integers may wrap; else subscripts and bounds, where none does"""
+        """is_data: what elements are made of, where integers may wrap; else subscripts and bounds, where none does
+        but in conditions, and where elements are among what they are made of"""
+        is_data = is_data or expr.dtype.is_bool or any(isinstance(node, Load | Cast) for node in walk_expr(expr))
         match expr:
             case Const():
                 return constant(expr)
@@ -97,15 +100,9 @@ class CExpressions:
 
     def _may_wrap(self, expr: Expr) -> bool:
         """Whether arithmetic of variables, as a value, may leave 64 bits; operands of a custom reduction are data."""
-        factor = 1
-        for node in walk_expr(expr):
-            if isinstance(node, Op) and not _grows_by_constants(node):
-                return True
-            if isinstance(node, Var) and node.name not in self._names.variables:
-                return True
-            if isinstance(node, Const):
-                factor *= max(1, abs(int(node.value)))
-        return factor >= 1 << 20
+        if any(isinstance(node, Var) and node.name not in self._names.variables for node in walk_expr(expr)):
+            return True
+        return _growth(expr) >= 1 << 20
 
     # --- elements ------------------------------------------------------------------------------------------
 
@@ -317,17 +314,28 @@ def is_index(expr: Expr) -> bool:
     return small and not any(isinstance(node, Load | Cast) for node in nodes)
 
 
-def _grows_by_constants(expr: Op[Expr]) -> bool:
-    """Whether a result is no more than the constant operand times the others, or their sum."""
+def _growth(expr: Expr) -> int:
+    """How many times as large as its largest variable an index may be, `_ANY` where no constants say so."""
     match expr:
-        case Op("add" | "sub" | "neg" | "minimum" | "maximum"):
-            return True
-        case Op("mul", args):
-            return any(isinstance(arg, Const) for arg in args)
-        case Op("floordiv" | "mod", (_, Const(divisor))):
-            return int(divisor) > 0
+        case Const(value):
+            found = abs(int(value))
+        case Var():
+            found = 1
+        case Op("neg", (arg,)):
+            found = _growth(arg)
+        case Op("floordiv", (arg, Const(value))) if int(value) > 0:
+            found = _growth(arg)
+        case Op("mod", (arg, Const(value))) if int(value) > 0:
+            found = max(_growth(arg), int(value))
+        case Op("minimum" | "maximum", args):
+            found = max(map(_growth, args))
+        case Op("mul", (arg, Const() as factor) | (Const() as factor, arg)):
+            found = _growth(arg) * _growth(factor)
+        case Op(name, args) if name in ("add", "sub") or expr.dtype.is_bool:
+            found = sum(map(_growth, args))
         case _:
-            return False
+            found = _ANY
+    return min(found, _ANY)
 
 
 def _index_operation(expr: Op[Expr], operands: list[Text]) -> Text:

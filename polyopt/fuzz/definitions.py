@@ -198,7 +198,7 @@ class Author:
         inner = (*scope, axis) if axis else scope
         value = self.tame(self.value(inner, dtype))
         target: tuple[str, ...] = (table.subscripts,)
-        left = f"{table.name}{place(scope)}"
+        left = w.hashed_place(f"{table.name}{place(scope)}", table.subscripts, inner)
         if axis and w.chance(0.7):
             target, left = (*target, axis[1]), f"{left}, {axis[0]}"
         guard = w.condition(inner) if inner and w.chance(0.2) else None

@@ -274,7 +274,8 @@ class Writer:
         gathers = [t for t in self.known if t.subscripts == dim and all(self.matching(d, scope) for d in t.dims)]
         if gathers and self.chance(0.12):
             table = r.choice(gathers)
-            return f"{table.name}[{', '.join(r.choice(self.matching(d, scope)) for d in table.dims)}]", True
+            chosen = f"{table.name}[{', '.join(r.choice(self.matching(d, scope)) for d in table.dims)}]"
+            return self.hashed_place(chosen, dim, scope), True
         same = self.matching(dim, scope)
         if same and self.chance(0.6):
             return r.choice(same), True
@@ -291,6 +292,12 @@ class Writer:
             f"{axis} % 3", f"{axis} // 3 + {other} % 2", f"({axis} + {other}) // 2", f"{other} - 2*{axis} + {shift}",
         )  # fmt: skip
         return r.choice(texts), False
+
+    def hashed_place(self, chosen: str, dim: str, scope: tuple[Axis, ...]) -> str:
+        """A position of a dimension that a table holds, now and then some hash of indices further on."""
+        if not scope or not self.extent(dim) or not self.chance(0.2):
+            return chosen
+        return f"({chosen} + {self.hashed(scope)}) % {dim}"
 
     @staticmethod
     def matching(dim: str, scope: tuple[Axis, ...]) -> list[str]:

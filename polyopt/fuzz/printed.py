@@ -19,7 +19,7 @@ from polyopt.fuzz.plans import sizes_of
 from polyopt.pipeline import Lowering
 from polyopt.runtime import extent
 
-_OPTIONS = ("-std=c11", "-O1", "-ffp-contract=off", "-shared", "-fPIC")
+_OPTIONS = ("-std=c11", "-O2", "-ffp-contract=off", "-shared", "-fPIC")
 
 
 def run(lowering: Lowering, arguments: Sequence[Argument]) -> list[Array] | None:

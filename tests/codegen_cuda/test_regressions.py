@@ -522,6 +522,39 @@ def test_numbers_of_indices_wrap_around() -> None:
         np.testing.assert_array_equal(found, want)
 
 
+@po.op
+def hashed_places(x: i64[M, N], t: i64[K]) -> object:
+    """Subscripts and conditions of numbers of indices that leave 64 bits."""
+    gathered, filled, chosen = po.tensors("gathered filled chosen")
+    scattered = po.tensor("scattered", shape=(19,))
+    product = ((row + 1) * 2**30) * ((column + 1) * 2**22)
+    gathered[row, column] = t[(x[row, column] + product // 3) % 19]
+    filled[row, column] = t.pad(-1)[x[row, column] + product // 3 % 23]
+    chosen[row, column] = po.where(product // 3 % 5 < 2, t[x[row, column]], -1)
+    scattered[(x[row, column] + product // 3) % 19] += 1
+    return gathered, filled, chosen, scattered
+
+
+def test_subscripts_made_of_numbers_wrap_around() -> None:
+    """Only subscripts that are affine stay within 64 bits: others follow NumPy, as elements do."""
+    n = 64
+    product = (np.arange(n)[:, None] + 1) * (np.arange(n)[None, :] + 1) * 2**52
+    x, t = integers((n, n), 0, np.int64) % 4, np.arange(19) * 100 + 1
+    place, beyond = (x + product // 3) % 19, x + product // 3 % 23
+    wanted = (
+        t[place],
+        np.where(beyond < 19, t[np.minimum(beyond, 18)], -1),
+        np.where(product // 3 % 5 < 2, t[x], -1),
+        np.bincount(place.ravel(), minlength=19),
+    )
+    lowering = lowered(hashed_places, x, t)
+    outcome = emulate(lowering, {"x": x, "t": t}, {})
+    for found, want in zip(outcome.results, wanted, strict=True):
+        np.testing.assert_array_equal(found, want)
+    for found, want in zip(hashed_places(x, t), wanted, strict=True):
+        np.testing.assert_array_equal(found, want)
+
+
 def test_a_combination_sees_its_sum_wrap_around() -> None:
     """`a + b < a` of signed numbers is `b < 0` to a compiler of C."""
     most = 2**63 - 1
