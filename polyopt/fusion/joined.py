@@ -246,7 +246,9 @@ def _applied(program: ir.Program, found: _Class) -> tuple[ir.Program, str]:
     equations: list[ir.Equation] = []
     note = ""
     for equation in program.equations:
-        names = {pair: unused("_".join(pair), taken) for pair in sorted(found.axes.get(equation.name, ()))}
+        names: dict[tuple[str, str], str] = {}
+        for pair in sorted(found.axes.get(equation.name, ())):
+            names[pair] = unused("_".join(pair), {*taken, *names.values()})
         if names:
             pair, *_ = names
             note = note or (

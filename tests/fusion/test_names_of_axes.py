@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import polyopt as po
 from polyopt import f32
@@ -58,3 +59,23 @@ def test_parts_of_a_sum_on_a_gpu_leave_the_axes_of_inner_sums_alone() -> None:
         names = [axis.name for axis in equation.bound_axes]
         assert len(names) == len(set(names))
     assert any("part_2" in axis.name for equation in rewritten.equations for axis in equation.axes)
+
+
+def test_joined_axes_have_a_name_each(caplog: pytest.LogCaptureFixture) -> None:
+    """`a` and `b_c`, `a_b` and `c` were both joined to `a_b_c`: the plain order was left, one nest a statement."""
+    a, b, c, d = (po.index(name) for name in ("a", "b_c", "a_b", "c"))
+    k = po.index("k")
+    rows, columns, terms = po.sizes("P Q T")
+
+    @po.op
+    def gram(x: f32[rows, columns, terms]) -> object:
+        s = po.tensor("s")
+        s[a, b, c, d] += x[a, b, k] * x[c, d, k]
+        return s
+
+    x = np.random.default_rng(0).integers(0, 9, (6, 8, 16)).astype(np.float32)
+    with caplog.at_level("WARNING", logger="polyopt"):
+        np.testing.assert_array_equal(gram(x), np.einsum("abk,cdk->abcd", x, x))
+    assert not caplog.messages
+    report = str(gram.lower(x).report())
+    assert report.count("run as one axis") == 1
