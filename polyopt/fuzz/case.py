@@ -124,6 +124,7 @@ class Case:
     gpu:     whether the target is a GPU, for which the emulator stands in
     printed: whether the C that is printed of the operator, and of its plans, runs too
     labels:  what index variables are called, where it is not their own name
+    others:  values of symbolic sizes in another call of the same kernel
     """
 
     seed: int
@@ -139,6 +140,13 @@ class Case:
     gpu: bool = False
     printed: bool = False
     labels: tuple[tuple[str, str], ...] = ()
+    others: tuple[tuple[str, int], ...] = ()
+
+    def calls(self) -> list[dict[str, int]]:
+        """The sizes of the call, and of another one, no greater: bounds of numbers rest on them."""
+        sizes = dict(self.sizes)
+        smaller = {name: min(size, sizes[name]) for name, size in self.others if name in sizes}
+        return [sizes, {**sizes, **smaller}] if smaller else [sizes]
 
     def operator_source(self) -> str:
         """The operator `fuzzed` as a module of its own."""
@@ -166,10 +174,10 @@ class Case:
 
     def script(self) -> str:
         """A program that runs the operator and compares it with its reference."""
-        numbers = dict(self.sizes)
+        numbers, *others = self.calls()
         drawn = [f"{p.name} = {p.drawn(numbers)}" for p in self.parameters]
         call = ", ".join(p.name for p in self.parameters) + "," * (len(self.parameters) == 1)
-        where = ", gpu=True" * self.gpu + ", printed=True" * self.printed
+        where = ", gpu=True" * self.gpu + ", printed=True" * self.printed + ", others=others" * bool(others)
         lines = [
             f"# seed {self.seed}",
             self.operator_source(),
@@ -177,6 +185,7 @@ class Case:
             "from polyopt.fuzz.check import compare",
             "",
             *drawn,
+            *(f"others = [({' '.join(f'{p.drawn(sizes)},' for p in self.parameters)})]" for sizes in others),
             f"po.set_num_threads({self.threads})",
             f"compare(fuzzed, ({call}), out={self.out!r}, plans={self.plans}{where})",
         ]

@@ -88,13 +88,23 @@ def check(case: Case) -> Outcome:
     """Runs a case. Every exception but a refusal that the reference shares is a failure."""
     try:
         operator = load(case.operator_source())
-        sizes = dict(case.sizes)
-        arguments = [
-            draw(shape_of(p.dims, sizes), p.dtype, p.low, p.high, p.layout, seed=p.seed, rough=p.rough)
-            for p in case.parameters
-        ]
+        arguments, *others = (
+            [
+                draw(shape_of(p.dims, sizes), p.dtype, p.low, p.high, p.layout, seed=p.seed, rough=p.rough)
+                for p in case.parameters
+            ]
+            for sizes in case.calls()
+        )
         po.set_num_threads(case.threads)
-        count = compare(operator, arguments, out=case.out, plans=case.plans, gpu=case.gpu, printed=case.printed)
+        count = compare(
+            operator,
+            arguments,
+            out=case.out,
+            plans=case.plans,
+            gpu=case.gpu,
+            printed=case.printed,
+            others=others,
+        )
     except Mismatch as found:
         if found.kind == "refused" and "dynamic" in dict(case.options):
             return Outcome("rejected", found.kind, found.detail)  # for some sizes, though not for these
@@ -114,6 +124,7 @@ def compare(
     plans: Sequence[int] = (),
     gpu: bool = False,
     printed: bool = False,
+    others: Sequence[Sequence[Argument]] = (),
 ) -> int:
     """Hold an operator against its reference. Raises `Mismatch`, or the refusal that both share.
 
@@ -121,13 +132,17 @@ def compare(
     gpu:   whether the operator is for a GPU; the emulator runs it, and looks at every access, and then, if NVRTC is
            installed, what that makes of it
     printed: whether to run what is printed as C, too
+    others: arguments of further calls, with other sizes
     Returns the number of kernels.
     """
     if not gpu:
-        return _compare_calls(operator, arguments, out, plans, printed=printed)
+        kernels = _compare_calls(operator, arguments, out, plans, printed=printed)
+        _compare_sizes(operator, others)
+        return kernels
     emulator = compilation.emulator()
     with devices.use(emulator):
         kernels = _compare_calls(operator, arguments, out, ())
+        _compare_sizes(operator, others)
         emulator.seed = 1  # the threads in another order
         _compare_calls(operator, arguments, None, ())
     _compare_accesses(emulator)
@@ -197,6 +212,23 @@ def _compare_with_others(operator: po.Op, arguments: Sequence[Argument]) -> None
     if wanted is not None:
         what = "the kernel differs from the reference for the arrays turned around"
         _compare(results, wanted, what, exact=_is_exact(operator))
+
+
+def _compare_sizes(operator: po.Op, others: Sequence[Sequence[Argument]]) -> None:
+    """Hold calls with other sizes against the reference; a kernel for many sizes may refuse some that it takes."""
+    for arguments in others:
+        wanted, refusal = _reference(operator, arguments)
+        try:
+            results = _results(operator, arguments, wanted, refusal, None)
+        except REFUSALS:
+            continue
+        except Mismatch as found:
+            if found.kind == "refused":
+                continue
+            raise
+        if wanted is not None:
+            what = "the kernel differs from the reference for other sizes"
+            _compare(results, wanted, what, exact=_is_exact(operator))
 
 
 def _compare_out_of_range(operator: po.Op, arguments: Sequence[Argument], *, printed: bool) -> None:

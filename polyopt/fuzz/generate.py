@@ -20,7 +20,7 @@ LARGE_EXTENTS = (32, 40, 63, 65, 100, 129)
 """Enough for several tiles along an axis, and for copies of what tiles read."""
 LABELLED = 0.3
 """Share of operators whose indices are called as axes of the compiler's."""
-ENDINGS = ("_0", "_1", "_2", "_part", "_copy", "_block", "_tile", "_lane", "_wide0", "_panel", "_j", "_k")
+ENDINGS = ("_0", "_1", "_2", "_part", "_copy", "_block", "_tile", "_lane", "_wide0", "_panel", "_i", "_j", "_k")
 PLANS = 4
 """Plans drawn for each operator."""
 GPU_SHARE = 0.04
@@ -83,7 +83,7 @@ def campaign_case(seed: int) -> Case:
     for_gpu = Random(f"gpu {seed}").random() < GPU_SHARE
     is_rough = Random(f"rough {seed}").random() < ROUGH_SHARE
     case = random_case(seed, rough=is_rough, functions=EXACT_FUNCTIONS if for_gpu else FUNCTIONS)
-    case = replace(case, labels=_labels(Random(f"labels {seed}")))
+    case = replace(case, labels=_labels(Random(f"labels {seed}")), others=_others(case))
     if for_gpu and is_small(case):
         return on_gpu(case)
     return replace(case, printed=not is_rough and Random(f"printed {seed}").random() < PRINTED_SHARE)
@@ -95,6 +95,13 @@ def _labels(random: Random) -> tuple[tuple[str, str], ...]:
         return ()
     names = [first + ending for first, _ in INDICES.values() for ending in ENDINGS]
     return tuple(zip((second for _, second in INDICES.values()), random.sample(names, len(INDICES)), strict=True))
+
+
+def _others(case: Case) -> tuple[tuple[str, int], ...]:
+    """Sizes of another call of a kernel for many, none greater: bounds of sums rest on them."""
+    random, dynamic = Random(f"others {case.seed}"), dict(case.options).get("dynamic", "")
+    sizes = [(name, size) for name, size in case.sizes if dynamic == "True" or f'"{name}"' in dynamic]
+    return tuple((name, random.choice((size, size // 2, random.randint(0, size)))) for name, size in sizes)
 
 
 def is_small(case: Case) -> bool:

@@ -124,6 +124,26 @@ def test_a_kernel_that_keeps_the_numbers_of_its_first_call_is_noticed(monkeypatc
         compare(operator, (first,))
 
 
+MANY_SIZES = replace(SMALL, options=(("dynamic", "True"),), others=(("M", 2),))
+
+
+def test_a_kernel_for_many_sizes_is_called_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert any(campaign_case(seed).others for seed in range(100))
+    assert MANY_SIZES.calls() == [{"M": 4}, {"M": 2}]
+    assert replace(MANY_SIZES, sizes=(("M", 1),)).calls()[1] == {"M": 1}, "numbers are bounded for the sizes"
+    assert check(MANY_SIZES).verdict == "agrees"
+    operator = load(MANY_SIZES.operator_source())
+    right = operator.reference
+
+    def wrong(x: np.ndarray, *, numerics: str) -> object:
+        a, b = right(x, numerics=numerics)
+        return a, b + (len(x) == 2)
+
+    monkeypatch.setattr(operator, "reference", wrong)
+    with pytest.raises(Mismatch, match="for other sizes"):
+        compare(operator, (np.arange(4, dtype=np.int32),), others=[(np.arange(2, dtype=np.int32),)])
+
+
 def test_layouts_hold_the_same_numbers() -> None:
     plain = draw((3, 4), "i16", -3, 3, seed=5)
     for layout in LAYOUTS:
@@ -133,8 +153,9 @@ def test_layouts_hold_the_same_numbers() -> None:
     assert np.shares_memory(first, second)
 
 
-def test_a_case_is_a_program_of_its_own() -> None:
-    subprocess.run([sys.executable, "-c", SMALL.script()], check=True, timeout=120)
+@pytest.mark.parametrize("case", [SMALL, MANY_SIZES], ids=["one call", "other sizes"])
+def test_a_case_is_a_program_of_its_own(case: Case) -> None:
+    subprocess.run([sys.executable, "-c", case.script()], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("changed", ["value", "dtype", "shape"])

@@ -79,5 +79,5 @@ def test_a_campaign_draws_some_cases_for_a_gpu() -> None:
     assert 2 < len(whole) < len(found), "some have rough numbers"
     assert 60 < sum(case.labels != () for case in cases) < 180, "some call indices as the compiler would"
     assert [replace(case, plans=(), options=(), gpu=False) for case in whole] == [
-        replace(random_case(case.seed), plans=(), options=(), labels=case.labels) for case in whole
+        replace(random_case(case.seed), plans=(), options=(), labels=case.labels, others=case.others) for case in whole
     ], "the equations and the call are those of the seed"
