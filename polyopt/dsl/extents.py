@@ -185,7 +185,7 @@ def index_extent(body: Expr, index: Index, scope: Scope) -> Affine | None:
     """
     if index.upper is not None and index.lower is not None and index.cap is None:
         sizes = range_sizes(index, scope.sizes)
-        lower, upper = (extent_of(bound, sizes, "an extent") for bound in (index.lower, index.upper))
+        lower, upper = (extent_of(bound, sizes, "an extent", index.span) for bound in (index.lower, index.upper))
         return _counted(upper - lower)
     extents: set[Affine | None] = set()
     for node in walk(body):
@@ -439,7 +439,8 @@ def _explicit(
         bound = index.upper if upper else index.lower
         if bound is not None:
             is_plain = index.cap is None or not upper
-            found[name] = extent_of(bound, sizes[index][0], f"the range of index '{index.name}'") if is_plain else None
+            what = f"the range of index '{index.name}'"
+            found[name] = extent_of(bound, sizes[index][0], what, index.span) if is_plain else None
     return found
 
 

@@ -97,8 +97,8 @@ def as_axis(index: Index, scope: Scope, sizes: Mapping[str, Affine] | None = Non
     ends = [end for end in (index.upper, index.cap) if end is not None]
     return ir.Axis(
         scope.axes[index],
-        tuple(extent_of(start, sizes, f"the start of index '{index.name}'") for start in starts),
-        tuple(extent_of(end, sizes, f"the end of index '{index.name}'") for end in ends),
+        tuple(extent_of(start, sizes, f"the start of index '{index.name}'", index.span) for start in starts),
+        tuple(extent_of(end, sizes, f"the end of index '{index.name}'", index.span) for end in ends),
     )
 
 

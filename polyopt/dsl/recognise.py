@@ -91,11 +91,12 @@ class NotAffine(Exception):
     """Why an expression is not affine. Never leaves `dsl`.
 
     needs_sizes: it is affine once the sizes are numbers
+    scalar:      the run-time parameter that would have to be a compile-time one
     """
 
-    def __init__(self, reason: str, span: Span | None, *, needs_sizes: bool = False) -> None:
+    def __init__(self, reason: str, span: Span | None, *, needs_sizes: bool = False, scalar: str = "") -> None:
         super().__init__(reason)
-        self.reason, self.span, self.needs_sizes = reason, span, needs_sizes
+        self.reason, self.span, self.needs_sizes, self.scalar = reason, span, needs_sizes, scalar
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,6 +140,8 @@ def affine_of(expr: Expr, scope: Scope) -> Affine:
             return _affine_call(expr, name, args, scope)
         case Number():
             raise NotAffine(f"'{source_text(expr)}' is not an integer.", expr.span)
+        case Element(tensor=tensor, subscripts=()) if tensor.role == "input":
+            raise NotAffine(f"'{tensor.name}' is data: it comes with each call.", expr.span, scalar=tensor.name)
         case _:
             raise NotAffine(f"'{source_text(expr)}' is data.", expr.span)
 
@@ -289,14 +292,19 @@ def is_data(expr: Expr) -> bool:
     return any(isinstance(node, Element | Convert) for node in walk(expr))
 
 
-def extent_of(expr: Expr, sizes: Mapping[str, Affine], what: str) -> Affine:
-    """An extent or bound as an affine expression over sizes. Raises `DefinitionError`, or `NeedsSizes`."""
+def extent_of(expr: Expr, sizes: Mapping[str, Affine], what: str, where: Span | None = None) -> Affine:
+    """An extent or bound as an affine expression over sizes. Raises `DefinitionError`, or `NeedsSizes`.
+
+    where: the place that has it; a parameter is known to be one of the call
+    """
     try:
         return affine_of(expr, size_scope(sizes))
     except NotAffine as problem:
-        raise refusal(
-            problem, f"{what} is not affine in sizes", "use integers, sizes, and sums of sizes times constants."
-        ) from None
+        fix = "use integers, sizes, and sums of sizes times constants."
+        if problem.scalar:
+            fix = f"make it a compile-time parameter, '{problem.scalar}: int'."
+            problem.span = where or problem.span
+        raise refusal(problem, f"{what} is not affine in sizes", fix) from None
 
 
 def refusal(problem: NotAffine, what: str, fix: str = "") -> DefinitionError:

@@ -158,7 +158,11 @@ def _before_the_first(reference: _Reference, dimension: int, point: Point, lengt
     (position,) = values_at((reference.subscripts[dimension],), point)
     if _moves(reference, dimension) or not isinstance(position, int) or position >= 0:
         return ""
-    return f"; {length - position} from its end is before its first element"
+    is_written = reference.span is not None and f"{position}" in reference.span.text
+    if reference.verb == "reads" and not is_written:  # `x[-9]` is known as `x[N - 9]` here
+        return f"; {length - position} from its end is before its first element"
+    where = "beside an index" if reference.verb == "reads" else "on the left side"
+    return f"; {where}, {position} is a position and does not count from the end: the last position is {length - 1}"
 
 
 def _moves(reference: _Reference, dimension: int) -> bool:

@@ -282,6 +282,48 @@ def test_a_position_too_far_back_is_named_as_it_is_written(
     assert f"has extent {shape[0]}; {back} from its end is before its first element" in caught.value.why
 
 
+@pytest.mark.parametrize("given", [np.int32(3), 3])
+def test_a_range_that_comes_with_the_call_is_shown_where_it_is_used(given: Any) -> None:
+    """It pointed at the call, and asked for integers and sizes."""
+
+    @po.op
+    def first(x: f64[N], n: i32):
+        y, h = po.tensor("y"), po.index("h", extent=n)
+        y[h] = x[h]
+        return y
+
+    with pytest.raises(DefinitionError) as caught:
+        first(np.ones(5), given)
+    assert caught.value.where is not None and 'po.index("h", extent=n)' in caught.value.where.text
+    assert "'n' is data: it comes with each call" in caught.value.why
+    assert "'n: int'" in caught.value.fix
+
+
+def _last_of_rows(x: Any) -> Any:
+    y, own = po.tensor("y"), po.index("own")
+    y[own] = x[own, -1]
+    return y
+
+
+def _added_to_the_last(x: Any) -> Any:
+    y, own = po.tensor("y"), po.index("own")
+    y[own] = x[own, 0]
+    y[-1] += 1
+    return y
+
+
+@pytest.mark.parametrize("body", [_last_of_rows, _added_to_the_last])
+def test_a_negative_position_beside_an_index_is_not_called_one_from_the_end(body: Callable[[Any], Any]) -> None:
+    """It said `4 from its end is before its first element` of `x[i, -1]` where x has 3 columns."""
+    with pytest.raises(BoundsError) as caught:
+        po.op(body)(np.ones((2, 3)))
+    extent = 3 if body is _last_of_rows else 2
+    where = "beside an index" if body is _last_of_rows else "on the left side"
+    why = f"has extent {extent}; {where}, -1 is a position and does not count from the end"
+    assert why in caught.value.why
+    assert f"the last position is {extent - 1}" in caught.value.why
+
+
 @pytest.mark.parametrize("others", [(None,), ({"b": None},)])
 def test_none_among_results_is_named(others: tuple[object, ...]) -> None:
     @po.op
