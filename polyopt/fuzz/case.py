@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import prod
 
 from polyopt.classes import dataclass
 
@@ -13,6 +14,8 @@ INDICES: Mapping[str, tuple[str, str]] = {
     "K": ("k", "kk"),
     "2*M": ("d", "dd"),
     "T": ("t", "tt"),
+    "2*M + K - 2": ("e", "ee"),
+    "M + N - 1": ("s", "ss"),
 }
 """The two index variables over each extent."""
 
@@ -195,7 +198,7 @@ class Case:
         labels = dict(self.labels)
         for size, names in INDICES.items():
             for name in names:
-                extent = f", extent={size}" if self.extents or size in ("T", "2*M") else ""
+                extent = f", extent={size}" if self.extents or size not in ("M", "N", "K") else ""
                 yield name, f'po.index("{labels.get(name, name)}"{extent})'
 
 
@@ -204,12 +207,14 @@ def shape_of(dims: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[int, ...]
 
 
 def extent_of(dim: str, sizes: Mapping[str, int]) -> int:
-    """The value of an extent: "3", "M", "2*M" or "T + 1"."""
-    if dim.startswith("2*"):
-        return 2 * sizes[dim[2:]]
-    if dim.endswith(" + 1"):
-        return sizes[dim[:-4]] + 1
-    return int(dim) if dim.isdigit() else sizes[dim]
+    """The value of an extent, "3", "2*M" or "M + N - 1"; 0 where it is less than that."""
+    total, sign = 0, 1
+    for token in dim.split():
+        if token in ("+", "-"):
+            sign = 1 if token == "+" else -1
+        else:
+            total += sign * prod(int(part) if part.isdigit() else sizes[part] for part in token.split("*"))
+    return max(0, total)
 
 
 def _tuple(dims: tuple[str, ...]) -> str:

@@ -43,7 +43,7 @@ class Author:
             self.pointwise, self.pointwise, self.pointwise, self.guarded, self.accumulated, self.accumulated,
             self.accumulated, self.scattered, self.recurrence, self.recurrence, self.grid, self.triangular,
             self.steps, self.mutual, self.interleaved, self.pieces, self.contraction, self.whole, self.window,
-            self.chain, self.totals,
+            self.chain, self.totals, self.turned, self.spread,
         ]  # fmt: skip
 
     def fresh(self) -> str:
@@ -184,6 +184,51 @@ class Author:
             equations, bound = [self.shrunk(e) for e in equations], LIMITS[dtype]
         target = tuple(size for _, size in scope)
         return self.add(name, target, dtype, bound if dtype in FLOATS else greatest(dtype), *equations)
+
+    def turned(self, name: str, dims: tuple[str, ...], dtype: str) -> None:
+        """Each element from a value further from the other end, with sums onto a diagonal now and then."""
+        w = self.writer
+        scope = self.scope(dims or ("N",))
+        value = self.tame(self.value(scope, dtype))
+        left = ", ".join(f"{size} - 1 - {axis}" if w.chance(0.6) else axis for axis, size in scope)
+        equations, bound = [Equation(f"[{left}]", value)], value.bound
+        if dims == ("M", "M") and dtype != "bool_":
+            added = self.tame(self.value(scope[:1], dtype))
+            equations.append(Equation(w.random.choice(("[i, i]", "[i, M - 1 - i]", "[M - 1 - i, i]")), added, "+="))
+            bound += added.bound
+        self.add(name, dims or ("N",), dtype, bound, *equations)
+
+    def spread(self, name: str, _: tuple[str, ...], dtype: str) -> None:
+        """Sums that each point adds to an element further on, as a transposed convolution or a polynomial's product."""
+        w = self.writer
+        dtype = "i32" if dtype == "bool_" else dtype
+        dim, inner, lefts = w.random.choice(
+            (
+                ("2*M + K - 2", ("M", "K"), ("2*i + k", "2*i + K - 1 - k", "2*M - 2 - 2*i + k")),
+                ("M + N - 1", ("M", "N"), ("i + j", "M - 1 - i + j", "i + N - 1 - j")),
+            )
+        )
+        others = self.scope(("T",) if w.chance(0.3) else ())
+        target, scope = self.scope((dim,)), (*self.scope(inner), *others)
+        equations, bound = [], 0.0
+        if w.chance(0.4):
+            whole = (*target, *others)
+            equations.append(Equation(place(whole), self.tame(self.value(whole, dtype))))
+            bound = equations[0].value.bound
+        for moved in w.random.choices(lefts, k=w.random.choice((1, 1, 1, 2))):
+            summed = w.new_axis(scope) if w.chance(0.2) else None
+            points = (*scope, summed) if summed else scope
+            value = self.tame(self.value(points, dtype))
+            left = ", ".join((moved, *(axis for axis, _ in others)))
+            guard = w.condition(points) if w.chance(0.2) else None
+            bound += value.bound * prod(max(1, w.extent(axis[1])) for axis in points)
+            equations.append(Equation(f"[{left}]", value, "+=", guard))
+        if dtype in FLOATS and bound > LIMITS[dtype]:
+            equations, bound = [self.shrunk(e) for e in equations], LIMITS[dtype]
+        dims = (dim, *(size for _, size in others))
+        shaped = len(equations) > 1 or w.chance(0.5)
+        bound = bound if dtype in FLOATS else greatest(dtype)
+        self.record(Definition(name, dims, dtype, tuple(equations), True, shaped), bound)
 
     def scattered(self, name: str, dims: tuple[str, ...], dtype: str) -> None:
         """Sums into elements that data choose."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from math import prod
 from random import Random
 
 from polyopt.classes import dataclass
@@ -316,15 +317,14 @@ class Writer:
         where = self.condition(inner_scope) if self.chance(0.3) else None
         match self.random.randrange(8):
             case 0 | 1 | 2:
-                return self.total(inner_scope, dtype, depth, where)
+                second = self.new_axis(inner_scope) if self.chance(0.15) else None
+                return self.total((*inner_scope, second) if second else inner_scope, dtype, depth, where, len(scope))
             case 3:
                 return self.product(inner_scope, dtype, depth, where)
             case 4 | 5:
                 return self.extreme(inner_scope, dtype, depth, where)
             case 6:
-                test = self.truth(inner_scope, depth)
-                kind = self.random.choice(("any", "all"))
-                return self.cast(_reduced(f"po.{kind}", test, axis[0], where, "", "bool_", 1), dtype)
+                return self.test(inner_scope, dtype, depth, where)
             case _:
                 if self.extent(axis[1]) == 0:
                     return self.leaf(scope, dtype)
@@ -333,13 +333,16 @@ class Writer:
                 return self.cast(_reduced(f"po.{kind}", inner, axis[0], None, "", "i64", self.extent(axis[1])), dtype)
 
     def prefix(self, scope: tuple[Axis, ...], axis: Axis, dtype: str, depth: int) -> Node:
-        """A reduction of terms that do not know one of the indices in scope, up to it or from it on."""
+        """A reduction of terms that do not know one of the indices in scope, up to it, from it on, or around it."""
         step, size = self.random.choice(scope)
         shift = self.random.randint(-1, 3)
         ends = (f"{step} + {shift}", f"{step} - {shift}", f"{size} - {step} - {shift}")
         where = Node(f"({axis[0]} {self.random.choice(('<', '<=', '>', '>='))} {self.random.choice(ends)})")
+        if self.chance(0.2):
+            where = Node(f"({{}} & ({axis[0]} > {step} - {self.random.randint(1, 9)}))", (where,))
         inner_scope = (*(other for other in scope if other[0] != step), axis)
-        return self.random.choice((self.total, self.total, self.extreme))(inner_scope, dtype, depth, where)
+        draw = self.random.choice((self.total, self.total, self.extreme, self.extreme, self.product, self.test))
+        return draw(inner_scope, dtype, depth, where)
 
     def new_axis(self, scope: tuple[Axis, ...]) -> Axis | None:
         used = {name for name, _ in scope}
@@ -348,14 +351,22 @@ class Writer:
         ]
         return self.random.choice(free) if free else None
 
-    def total(self, scope: tuple[Axis, ...], dtype: str, depth: int, where: Node | None) -> Node:
-        axis, size = scope[-1]
+    def total(
+        self, scope: tuple[Axis, ...], dtype: str, depth: int, where: Node | None, outer: int | None = None
+    ) -> Node:
+        """A sum over the last index, or over all after the `outer` first ones."""
+        summed = scope[-1 if outer is None else outer :]
+        axis = summed[0][0] if len(summed) == 1 else f"({', '.join(name for name, _ in summed)})"
         inner = self.value(scope, dtype, depth)
-        points = max(1, self.extent(size))
+        points = prod(max(1, self.extent(size)) for _, size in summed)
         if dtype in FLOATS and inner.bound * points > LIMITS[dtype]:
             inner = self.small(inner)
         kept = _ACCUMULATORS.get(dtype, dtype)
         return self.cast(_reduced("po.sum", inner, axis, where, "", kept, inner.bound * points), dtype)
+
+    def test(self, scope: tuple[Axis, ...], dtype: str, depth: int, where: Node | None) -> Node:
+        kind = self.random.choice(("any", "all"))
+        return self.cast(_reduced(f"po.{kind}", self.truth(scope, depth), scope[-1][0], where, "", "bool_", 1), dtype)
 
     def product(self, scope: tuple[Axis, ...], dtype: str, depth: int, where: Node | None) -> Node:
         inner = self.value(scope, dtype, depth)
