@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import field, replace
 
 from polyopt.classes import dataclass
 from polyopt.fuzz.case import Case
@@ -17,7 +17,10 @@ from polyopt.fuzz.worker import Worker
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A failure: the case as drawn, the smallest one that fails alike, and what that one does."""
+    """A failure: the seed, the smallest case that fails alike, and what that one does.
+
+    The case as drawn, and what it did, where nothing fails alike when it runs again.
+    """
 
     seed: int
     smallest: Case
@@ -69,5 +72,10 @@ def _finding(worker: Worker, case: Case, outcome: Outcome) -> Finding:
         found = worker.check(candidate)
         return (found.verdict, found.kind) == (outcome.verdict, outcome.kind)
 
-    smallest = shrink(case, fails) if outcome.kind != "hang" else case
-    return Finding(case.seed, smallest, worker.check(smallest))
+    if outcome.kind == "hang":
+        return Finding(case.seed, case, outcome)
+    smallest = shrink(case, fails)
+    again = worker.check(smallest)
+    if again.verdict != "fails":
+        again = replace(outcome, detail=f"{outcome.detail}\nseen once: it agrees when it runs again")
+    return Finding(case.seed, smallest, again)

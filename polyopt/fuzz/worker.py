@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
+import signal
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,6 +20,8 @@ PATIENCE_S = 60.0
 
 STALLED = 10
 """A case that waits counts as one that never ends after so many times its processor time."""
+
+_SHOW_STACK = getattr(signal, "SIGUSR1", None)
 
 CASES = 1000
 """Cases after which a fresh process takes over, so that code that is loaded does not pile up."""
@@ -44,6 +48,7 @@ class Worker:
             if self._answers(pipe):
                 outcome: Outcome = pipe.recv()
                 return outcome
+            self._show_stack()
             self._stop()
             return Outcome("fails", "hang", f"no result after {self._patience_s:.0f} s of processor time")
         except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -60,6 +65,12 @@ class Worker:
             if pipe.poll(1.0):
                 return True
         return False
+
+    def _show_stack(self) -> None:
+        """Let the process say on its standard error where it is."""
+        if _SHOW_STACK is not None:
+            os.kill(self._process.pid, _SHOW_STACK)
+            self._process.join(1.0)
 
     def __enter__(self) -> Worker:
         return self
@@ -102,6 +113,9 @@ def _processor_s(process: int) -> float:
 
 def _serve(pipe: Connection) -> None:
     os.environ["POLYOPT_CACHE_BYTES"] = "0"  # no random kernel is wanted again
+    faulthandler.enable()
+    if _SHOW_STACK is not None:
+        faulthandler.register(_SHOW_STACK)
     while True:
         try:
             case: Case = pipe.recv()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -255,11 +256,23 @@ def test_a_case_that_kills_its_process_is_a_finding(monkeypatch: pytest.MonkeyPa
         assert worker.check(SMALL) == Outcome("agrees", kernels=1)
 
 
-def test_a_case_that_never_ends_is_a_finding() -> None:
+def test_a_case_that_never_ends_is_a_finding(capfd: pytest.CaptureFixture[str]) -> None:
     endless = Definition("a", ("M",), "i32", (), whole=Node("[1 for n in iter(int, 1)]", dtype="i32"))
     with Worker(patience_s=5) as worker:
         assert worker.check(SMALL) == Outcome("agrees", kernels=1)
         assert worker.check(replace(SMALL, definitions=(endless,), results=("a",))).kind == "hang"
+    assert "most recent call first" in capfd.readouterr().err or os.name != "posix", "the process shows where it was"
+
+
+def test_what_fails_once_is_reported_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report gave the outcome of the last run, which was none."""
+    answers = [Outcome("fails", "mismatch", "1 is 2"), *(Outcome("agrees") for _ in range(1000))]
+    monkeypatch.setattr(Worker, "check", lambda self, case: answers.pop(0))
+    monkeypatch.setattr(campaign, "campaign_case", lambda seed: SMALL)
+    found = campaign.Campaign(7).step(Worker())
+    assert found is not None
+    assert (found.smallest, found.outcome.kind) == (SMALL, "mismatch")
+    assert "1 is 2" in str(found) and "agrees when it runs again" in str(found)
 
 
 def test_a_process_that_cannot_be_started_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
