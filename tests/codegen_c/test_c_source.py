@@ -224,6 +224,24 @@ def test_values_of_index_arithmetic_wrap_in_c_as_in_the_library(tmp_path: Path) 
     np.testing.assert_array_equal(power, np.arange(70_000) ** 5)
 
 
+def test_subscripts_of_index_arithmetic_wrap_in_c_as_in_the_library(tmp_path: Path) -> None:
+    """gcc left out a maximum with 0 of a product that it took for one that does not overflow."""
+    a, b = po.index("a"), po.index("b")
+
+    @po.op
+    def hashed(x: i64[po.size("M"), po.size("N")], t: i64[po.size("K")]):
+        y = po.tensor("y")
+        y[a, b] = t[(x[a, b] + po.maximum(((a + 1) * 2**30) * ((b + 1) * 2**22), 0)) % 19]
+        return y
+
+    x, t = np.arange(64 * 64).reshape(64, 64) % 4, np.arange(19) * 100
+    product = (np.arange(64)[:, None] + 1) * (np.arange(64) + 1) * 2**52
+    wanted, y = t[(x + np.maximum(product, 0)) % 19], np.empty_like(x)
+    compiled(hashed, tmp_path, x, t)(x, t, y)
+    np.testing.assert_array_equal(y, wanted)
+    np.testing.assert_array_equal(hashed(x, t), wanted)
+
+
 def test_operands_of_a_custom_reduction_have_names_of_their_own(tmp_path: Path) -> None:
     rows, columns, k = po.size("N"), po.size("M"), po.index("k")
 
