@@ -305,6 +305,7 @@ class _Fuser:
         reason = self.unprofitable(producer, consumer, between, remaining)
         if reason:
             return None, reason
+        meeting = self.updates_of_both(producer, consumer)
         candidates: list[Rows] = []
         spent: list[Mapping[str, str]] = []
         for rows, used in zip(producer.candidates, producer.spent, strict=True):
@@ -314,7 +315,7 @@ class _Fuser:
                 keeps = inside_parallel or consumer.recurrent
                 if not keeps and self.loses_parallelism(all_used, producer, consumer):
                     continue
-                if self.tester.is_coincident(between, both):
+                if self.tester.is_coincident((*between, *meeting), both):
                     candidates.append(both)
                     spent.append(all_used)
         if not candidates:
@@ -327,6 +328,13 @@ class _Fuser:
         batched = producer.batched or consumer.batched
         group = _Group(names, tuple(candidates), tuple(spent), consumer.recurrent, cyclic, batched)
         return group, f"share the loop over {', '.join(dict.fromkeys(spent[0].values()))}"
+
+    def updates_of_both(self, producer: _Group, consumer: _Group) -> list[Dependence]:
+        """Pairs of updates of one element on either side: in a loop over what both sum up, lanes would not tell whose
+        partial result they hold."""
+        first, second = set(producer.statements), set(consumer.statements)
+        ends = ((d, {d.source, d.target}) for d in self.dependences.reductions)
+        return [d for d, both in ends if both & first and both & second]
 
     def joined_recurrences(
         self, producer: _Group, consumer: _Group, dependences: Sequence[Dependence], remaining: Remaining

@@ -322,3 +322,23 @@ def test_what_isl_orders_shares_the_outermost_loop_alone() -> None:
         r = r - a @ p / 8
         p = r + r @ r / before * p
     np.testing.assert_allclose(descent(a, b, 5), p, rtol=1e-10)
+
+
+def test_two_sums_of_one_element_keep_loops_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    """They shared the loop that makes what both add up, whose lanes held partial results of either: not legal, and the
+    plain order was left."""
+
+    @po.op
+    def moments(x: f32[N, M]):
+        t, s, i, j = *po.tensors("t s"), po.index("i"), po.index("j")
+        t[i, j] = x[i, j] * 2
+        s[i] += t.wrap()[i, j]
+        s[i] += t.wrap()[i, j]
+        return s
+
+    x = np.random.default_rng(0).integers(-9, 9, (5, 40)).astype(np.float32)
+    with caplog.at_level("WARNING", logger="polyopt"):
+        np.testing.assert_array_equal(moments(x), 4 * x.sum(1))
+    assert not caplog.messages
+    tree = moments.lower(x).fusion.tree
+    assert all(len({"s_update", "s_1_update"} & set(loop.statements)) == 1 for loop in loops(tree) if loop.reduction)
