@@ -359,7 +359,7 @@ class Expressions:
                 here = memory.Address(place.base, corner + Linear(lane * step, lane_factor=place.itemsize))
                 return memory.read(self.f, place, here, lanes, None, None)
 
-            stored = transposes.column(self.f, lanes, number - first, row)
+            stored = transposes.column(self.f, lanes, 8 * place.itemsize, number - first, row)
             return conversions.from_memory(self.f, stored, expr.dtype)
         return None
 

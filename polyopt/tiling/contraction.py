@@ -63,9 +63,6 @@ EDGE = 0.003
 
 MOST_ROWS, MOST_VECTORS = 14, 4
 
-INDICES = 2
-"""Registers that hold the order of lanes where vectors of 512 bits are turned; shorter ones need none."""
-
 GATHER = 8.0
 """Loads that one gathered vector costs."""
 
@@ -138,8 +135,6 @@ def choose(
     length = min(extents.axis(statement.name, lanes), blocks.get(lanes, sys.maxsize))
     depth = math.prod(extents.axis(statement.name, name) for name in roles.by_statement[statement.name].reduced)
     far = FAR * target.vector_bits / 8 / target.line_bytes
-    are_turned = any(not is_contiguous(statement.reads[number].read.subscripts, lanes) for number in packed)
-    registers = target.vector_registers - (INDICES if are_turned and target.vector_bits >= 512 else 0)
     merits: dict[RegisterTile, float] = {}
     for axis in (None, *rows):
         height = 1 if axis is None else min(extents.axis(statement.name, axis), blocks.get(axis, sys.maxsize))
@@ -158,7 +153,7 @@ def choose(
                 replace(operand, pitch=0) for operand in operands
             ]  # what is broadcast waits for what streams by
         most = MOST_ROWS if axis is None and streams(statement, extents, lanes) else MOST_VECTORS
-        for rows_held, vectors in _tiles(registers, operands, width, height, length, most):
+        for rows_held, vectors in _tiles(target.vector_registers, operands, width, height, length, most):
             cuts = (blocks.get(lanes), vectors * width, width), (blocks.get(axis or ""), rows_held, 1)
             if any(_leaves_rest(*cut) for cut in cuts):
                 continue
