@@ -169,11 +169,39 @@ class Statements:
         if loop.kind == "group" and self._groups.write(loop, trip, context):
             return
         flat = self._flat(loop, trip, 1, context)
+        if flat is not None and self._turned(loop, trip, flat, context):
+            return
         if flat is not None:
             for inner, _ in unrolled_contexts(self._x, loop, trip, flat, context):
                 self.statement(loop.body, inner)
             return
         self._serial(loop, trip, context)
+
+    def _turned(self, loop: For, trip: Trip, flat: Flat, context: Context) -> bool:
+        """Writes out a loop whose lanes store across the grain, by vectors along the loop; whether it is one."""
+        inner = loop.body
+        if loop.kind != "unrolled" or flat.partial or not flat.count or context.lanes > 1:
+            return False
+        if not isinstance(inner, For) or inner.kind != "vector" or not isinstance(inner.body, Store):
+            return False
+        store, lanewise, x = inner.body, self._lanes.plan(inner), self._x
+        lanes = lanewise.lanes
+        if lanes == 1 or lanewise.reductions:
+            return False
+        if not self._stores.can_turn(store, loop.var, inner.var, lanes, flat.count, context):
+            return False
+        rows = [row for row, _ in unrolled_contexts(x, loop, trip, flat, context)]
+        trips = [trip_of(x, inner, row) for row in rows]
+        written = [self._flat(inner, one, lanes, row) for one, row in zip(trips, rows, strict=True)]
+        if len({one.count for one in trips}) > 1 or any(one is None or one.partial for one in written):
+            return False
+        vectors = (
+            vector_contexts(x, inner, one, Flat(one.count or 0, partial=False), lanes, row)
+            for one, row in zip(trips, rows, strict=True)
+        )
+        for contexts in zip(*vectors, strict=True):
+            self._stores.store_turned(store, contexts)
+        return True
 
     def _guarded(self, trip: Trip, write: Callable[[], None]) -> None:
         if trip.count is None:

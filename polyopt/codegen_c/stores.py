@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from polyopt.classes import dataclass
-from polyopt.codegen_c import conversions, memory
+from polyopt.codegen_c import conversions, memory, transposes
 from polyopt.codegen_c.expressions import Context, Expressions, Slot, coefficient, neutral_number
 from polyopt.codegen_c.lanes import narrow_factors
 from polyopt.codegen_c.llvm_text import Function, Value
@@ -20,8 +20,10 @@ from polyopt.codegen_c.values import (
     compare,
     constant,
     convert,
+    first_lanes,
     int64,
     lane_bits,
+    lane_mask,
     like,
     linear,
     memory_scalar,
@@ -33,7 +35,7 @@ from polyopt.codegen_c.values import (
 from polyopt.dots import Dot
 from polyopt.dsl.ir import Reducer
 from polyopt.loops.interned import interned
-from polyopt.loops.ir import Expr, Store
+from polyopt.loops.ir import Expr, Load, Store, walk_expr
 
 
 def _zero(value: Value) -> Value:
@@ -112,6 +114,46 @@ class Stores:
                 value, mask = select(self._f, mask, splat(self._f, value, context.lanes), _zero(value)), None
             write = partial(self._store_lanes, store, place, address, value, context.lanes, mask)
             self._guarded(guard, write)
+
+    def can_turn(self, store: Store, along: str, lane: str, lanes: int, count: int, context: Context) -> bool:
+        """Whether `count` iterations of a written-out loop, whose lanes store elements that lie apart, together store
+        runs of neighbours, and nothing that they read.
+
+        along, lane: the variables of that loop and of the lanes
+        """
+        place = self._x.places[store.buffer]
+        is_plain = store.reducer is None and not store.checks and context.mask is None and place.lanes == 1
+        own = (node for node in walk_expr(store.value) if isinstance(node, Load) and node.buffer == store.buffer)
+        if not is_plain or store.buffer in context.registers or any(own):
+            return False
+        if lanes > transposes.MOST_LANES or 4 * count < lanes or place.itemsize < 4:
+            return False
+        apart = self._x.step(place, store, lane)
+        return self._x.step(place, store, along) == place.itemsize and apart not in (None, 0, place.itemsize)
+
+    def store_turned(self, store: Store, contexts: Sequence[Context]) -> None:
+        """Stores of vectors side by side, which `can_turn`: blocks of them turn in registers.
+
+        contexts: one for each iteration, with the same lanes
+        """
+        x, f, lanes = self._x, self._f, contexts[0].lanes
+        x.forget()
+        place = x.places[store.buffer]
+        on = lanes if contexts[0].mask is None else first_lanes(contexts[0].mask)
+        assert on is not None, "the loop is written out, and how long it is known"
+        values = [splat(f, x.value(interned(store.value), context), lanes) for context in contexts]
+        rows = [conversions.to_memory(f, value, place.buffer.dtype) for value in values]
+        for first in range(0, len(rows), lanes):
+            block = rows[first : first + lanes]
+            mask = None if len(block) == lanes else lane_mask(lanes, len(block))
+            nothing = Value("poison", block[0].scalar, lanes)
+            filled = [*block, *[nothing] * (lanes - len(block))]
+            columns = [transposes.column(f, lanes, 8 * place.itemsize, n, filled.__getitem__) for n in range(on)]
+            indices = [x.index(index, contexts[first]) for index in store.indices]
+            address = memory.address_of(f, place, indices, lanes)
+            for number, column in enumerate(columns):
+                step = Linear(number * address.offset.lane_factor, lane_factor=place.itemsize)
+                memory.write(f, place, Address(address.base, address.offset.first_lane + step), lanes, mask, column)
 
     def _may_fill(self, place: Place, indices: Sequence[memory.Index], context: Context) -> bool:
         """Whether lanes past the end of a loop may store zeros: behind what a row of a panel holds, and still in it.

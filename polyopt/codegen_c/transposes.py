@@ -31,9 +31,8 @@ def column(f: Function, lanes: int, bits: int, number: int, load_row: Callable[[
     for turn in range(rounds):
         orders = _interleaved(lanes, piece, 1 << turn) if turn < inside else _sorted_out(lanes, piece)
         vectors = _round(f, vectors, turn, orders)
-    low = sum(
-        (number >> bit & 1) << (inside - 1 - bit) for bit in range(inside)
-    )  # these bits came in turns, high first
+    # of the lane's bits within a piece the highest has gone into the row first
+    low = sum((number >> bit & 1) << (inside - 1 - bit) for bit in range(inside))
     return vectors[number & -piece | low]
 
 

@@ -408,6 +408,39 @@ def test_a_full_transposed_block_has_no_gather() -> None:
     assert "gather" not in module.text and module.text.count("load <16 x float>") == 16
 
 
+@pytest.mark.parametrize("shape", [(16, 16), (14, 32), (5, 40), (35, 50), (2, 7), (1, 33)])
+@pytest.mark.parametrize("dtype", [f32, f64, i32, i8])
+def test_lanes_that_store_across_the_grain_turn_in_registers(shape: tuple[int, int], dtype: DType) -> None:
+    """Tiles of known and of unknown length: 14 rows of two vectors, one at an edge, more rows than a vector has lanes."""
+    rows, columns = shape
+    x = np.arange(rows * columns).reshape(shape).astype(dtype.numpy)
+    y, it = np.zeros((columns + 1, rows + 2), dtype.numpy), index_var("it")
+    copy = store("y", [j, add(i, 1)], load("x", i, j, dtype=dtype))
+    block = loop("j", columns, copy, kind="vector")
+    tiles = loop("i", op("minimum", add(it, 14), rows), block, lower=it, kind="unrolled")
+    run(loop("it", rows, tiles, step=14), {"x": x, "y": y})
+    np.testing.assert_array_equal(y[:columns, 1 : 1 + rows], x.T)
+    y[:columns, 1 : 1 + rows] = 0
+    assert not y.any()
+    run(loop("i", rows, block, kind="unrolled"), {"x": x, "y": y})
+    np.testing.assert_array_equal(y[:columns, 1 : 1 + rows], x.T)
+
+
+def test_a_block_that_is_stored_across_the_grain_has_no_scatter() -> None:
+    arrays = {"x": np.zeros((14, 32), np.float32), "y": np.zeros((32, 20), np.float32)}
+    block = loop("j", 32, store("y", [j, i], fl("mul", load("x", i, j), Const(2.0, f32))), kind="vector")
+    _, module = module_of(loop("i", 14, block, kind="unrolled"), arrays)
+    assert "scatter" not in module.text and module.text.count("masked.store") >= 32
+
+
+def test_lanes_across_the_grain_may_read_what_the_rows_before_have_stored() -> None:
+    y = np.zeros((16, 5), np.float32)
+    y[:, 0] = np.arange(16)
+    step = store("y", [j, i], fl("add", load("y", j, op("sub", i, 1)), Const(1.0, f32)))
+    run(loop("i", 5, loop("j", 16, step, kind="vector"), lower=1, kind="unrolled"), {"y": y})
+    np.testing.assert_array_equal(y, np.arange(16)[:, None] + np.arange(5))
+
+
 def test_a_partial_tile_keeps_all_that_it_stores_in_registers_or_nothing() -> None:
     """Sums that only full tiles keep in registers were added to the last element once for each row beyond it."""
     x, w = numbers(7, 4), numbers(4, 5)
