@@ -91,12 +91,18 @@ class RegisterTile:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """How one read meets the lanes and the rows of a tile. pitch: bytes between rows where these are broadcast"""
+    """How one read meets the lanes and the rows of a tile.
+
+    pitch: bytes between rows where these are broadcast
+    run:   terms of the sum that a line of the cache serves one after the other, under a window; 0 where it serves all
+           whose elements it holds
+    """
 
     by_lane: bool
     contiguous: bool
     by_row: bool
     pitch: int = 0
+    run: int = 0
 
     def loads(self, height: int, vectors: int) -> float:
         """Loads per point of the sums."""
@@ -113,6 +119,13 @@ class Operand:
         lines = {(middle + row * self.pitch) // target.line_bytes for row in range(height)}
         sets = Counter(line % (PAGE_BYTES // target.line_bytes) for line in lines)
         return height if max(sets.values()) >= target.l1_bytes // PAGE_BYTES else 0
+
+    def new_lines(self, height: int, target: Target) -> float:
+        """Lines of the cache per point of the sums that rows are newly broadcast from, where the sums leave a line
+        before they have taken all of it."""
+        if self.by_lane or not self.by_row or not self.run:
+            return 0.0
+        return (1 + (height - 1) * min(self.pitch / target.line_bytes, 1.0)) / self.run
 
 
 def choose(
@@ -142,6 +155,7 @@ def choose(
             replace(
                 _operand(access.read.subscripts, axis, lanes, packed=number in packed),
                 pitch=0 if axis is None else row_pitch(access.read, roles, axis),
+                run=run_of(statement, roles, extents, access.read, target),
             )
             for number, access in enumerate(statement.reads)
         ]
@@ -309,6 +323,7 @@ def _cycles(
     total = 0.0
     for row_tiles, rows in _pieces(*down):
         crowded = CROWDED * sum(operand.crowded(rows, target) for operand in operands)
+        crowded += FAR * sum(operand.new_lines(rows, target) for operand in operands)
         for column_tiles, vectors in _pieces(*along):
             loads = sum(operand.loads(rows, vectors) for operand in operands)
             wide = sum(operand.loads(rows, vectors) for operand in operands if operand.by_lane)
@@ -345,6 +360,17 @@ def row_pitch(read: Read, roles: Roles, rows: str) -> int:
                 return PAGE_BYTES
             step += steps * math.prod(extent.constant for extent in inner)
     return step * array.dtype.itemsize
+
+
+def run_of(statement: Statement, roles: Roles, extents: Extents, read: Read, target: Target) -> int:
+    """Terms of the sum that take neighbours under a window of an operand one after the other, before they come to
+    another row of it; 0 where these fill a line of the cache, or there is no window."""
+    last = read.subscripts[-1] if read.subscripts else None
+    if not isinstance(last, Affine) or len(last.terms) < 2:
+        return 0
+    summed = roles.by_statement[statement.name].reduced
+    run = math.prod(extents.axis(statement.name, n) for n in summed if last.coefficient(AxisRef(n)) == 1)
+    return run if run * roles.arrays[read.tensor].dtype.itemsize < target.line_bytes else 0
 
 
 def is_contiguous(subscripts: Sequence[Subscript], axis: str) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
+from functools import partial
 from math import gcd, prod
 
 import islpy as isl
@@ -201,11 +202,23 @@ class Chooser:
                 continue
             rows = rows_along(self.update, self.roles, shape.free, lanes)
             packed = [number for number in range(len(self.update.reads)) if self.by_lanes(number, lanes)]
-            tile = choose(
-                self.update, self.roles, self.extents, self.target, lanes=lanes, rows=rows, packed=tuple(packed)
+            most = partial(
+                choose, self.update, self.roles, self.extents, self.target, lanes=lanes, rows=rows, packed=tuple(packed)
             )
+            tile = most()
+            fitting = min((self.fitting(number, tile) for number in packed), default=tile.columns)
+            if fitting < tile.columns:
+                tile = most(blocks={lanes: fitting})
             best = tile if best is None or tile.speed > best.speed else best
         return best if best is not None and best.rows is not None else None
+
+    def fitting(self, number: int, tile: RegisterTile) -> int:
+        """Columns of a tile, whole vectors, of which three quarters of the second cache hold a panel of an operand; as
+        many as the tile has where none of all its terms is copied, or not even a vector's would stay."""
+        read, width = self.update.reads[number].read, lanes_of(self.update, self.roles, self.target)
+        most = self.target.l2_bytes * 3 // 4 // max(self.panel_bytes(read, 1), 1) // width * width
+        is_whole = self.terms(read, tile) is None and not self.batched(read, tile.lanes) and self.is_reused(read)
+        return min(most, tile.columns) if most and is_whole else tile.columns
 
     def packings(self, tile: RegisterTile) -> Iterator[Packing]:
         blocked = False
@@ -252,10 +265,11 @@ class Chooser:
         length = self.extents.axis(self.update.name, tile.lanes)
         if produced.producer(self.extents.scop, self.update, read, cut_dimension(read, tile.lanes)) is not None:
             return self.computed(tile, number, length)
-        if length <= tile.columns:
+        lie_apart = not is_contiguous(read.subscripts, tile.lanes)
+        if length < lanes_of(self.update, self.roles, self.target) or (length <= tile.columns and not lie_apart):
             return None
         panel_bytes, reason = self.panel_bytes(read, tile.columns), ""
-        if not is_contiguous(read.subscripts, tile.lanes):
+        if lie_apart:
             reason = f"neighbours along {tile.lanes} lie apart"
         elif 2 * panel_bytes > self.usable(read, tile.columns) and self.repays(read, tile):
             reason = "its rows would not stay in the first cache"
@@ -425,10 +439,10 @@ def block_of(length: int, columns: int, width: int, fitting: int) -> int:
     0 where there would be too few.
 
     width:   columns of a vector
-    fitting: columns that the cache holds; the narrowest blocks may have more
+    fitting: columns that the cache holds; blocks of one panel may have more
     """
     best: tuple[float, int] = (0.0, 0)
-    for about in (BLOCK_COLUMNS[0], *(wider for wider in BLOCK_COLUMNS[1:] if wider <= fitting)):
+    for about in (min(BLOCK_COLUMNS[0], fitting), *(wider for wider in BLOCK_COLUMNS[1:] if wider <= fitting)):
         block = max(about // columns, 1) * columns
         if -(-length // block) >= LEAST_BLOCKS:
             best = max(best, (evenness(length, block, width), block))

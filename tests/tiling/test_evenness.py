@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import polyopt as po
-from polyopt import f32
+from polyopt import i32
 from polyopt.target import preset
 from polyopt.tiling.evenness import evenness
 
@@ -18,7 +18,8 @@ MACHINE = replace(preset("avx512"), l1_bytes=48 << 10, l2_bytes=2 << 20)
 
 
 @po.op
-def convolution(x: f32[B, C, H, H], g: f32[O, C, R, R]):
+def convolution(x: i32[B, C, H, H], g: i32[O, C, R, R]):
+    """Of integers, whose lanes stay along rows."""
     y = po.tensor("y")
     y[b, o, h, w] += x.pad(0)[b, c, h + r - R // 2, w + s - R // 2] * g[o, c, r, s]
     return y
