@@ -21,6 +21,7 @@ from polyopt.fusion import (
     converted,
     device_sums,
     factors,
+    filters,
     joined,
     lift,
     margins,
@@ -80,12 +81,13 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     chained = _nested(stepped.program, options)
     whole = _unguarded(chained.program, options)
     same = _converted(whole.program, options)
-    wide = _widened(same.program, options)
+    across = _along_filters(same.program, options)
+    wide = _widened(across.program, options)
     unfolded = _unfolded(wide.program, options)
     side = _turned(unfolded.program, options)
     together = _joined(side.program, options)
     own = privatized.privatize(together.program, options.target, reorder=not options.is_strict)
-    parts = (stepped, chained, whole, same, wide, unfolded, side, together, own)
+    parts = (stepped, chained, whole, same, across, wide, unfolded, side, together, own)
     notes = (*map(str, short), *(note for part in parts for note in part.notes))
     return _in_one_pass(own.program, options, notes) or _in_parts(own, options, notes)
 
@@ -121,6 +123,19 @@ def _converted(program: ir.Program, options: Options) -> converted.Converted:
     return converted.convert(program) if fast else converted.Converted(program)
 
 
+def _along_filters(program: ir.Program, options: Options) -> filters.Turned:
+    """Sums over windows of short rows with lanes along their filters. Threads of a GPU share tiles of windows; sums in
+    order pack no filters."""
+    if options.is_on_gpu or options.is_strict:
+        return filters.Turned(program)
+    return filters.turn(program, options.target, strided=_strided(options))
+
+
+def _strided(options: Options) -> set[str]:
+    """The arguments whose elements do not follow one another."""
+    return {name for name, layout in options.layouts.items() if layout is not None}
+
+
 def _widened(program: ir.Program, options: Options) -> margins.Widened:
     """What sums read beyond edges from copies. Threads of a GPU ask where an edge is."""
     if options.is_on_gpu or not picks.choose("copy margins", True, lambda: (True, False)):
@@ -147,8 +162,7 @@ def _joined(program: ir.Program, options: Options) -> joined.Joined:
     """Axes that all arrays walk together as one. A GPU deals axes out to its threads apart."""
     if options.is_on_gpu:
         return joined.Joined(program)
-    strided = {name for name, layout in options.layouts.items() if layout is not None}
-    return joined.join(program, strided=strided, reorder=not options.is_strict)
+    return joined.join(program, strided=_strided(options), reorder=not options.is_strict)
 
 
 def _in_one_pass(plain: ir.Program, options: Options, notes: tuple[str, ...]) -> Rewritten | None:

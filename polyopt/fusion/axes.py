@@ -30,6 +30,11 @@ def length(one: ir.Axis) -> int | None:
     return max(0, min(b.constant for b in one.upper) - max(b.constant for b in one.lower))
 
 
+def starts_at_zero(one: ir.Axis) -> bool:
+    """Whether an axis runs from 0 to one bound."""
+    return one.lower == (Affine(0),) and len(one.upper) == 1
+
+
 def assumed_length(one: ir.Axis) -> int:
     """The same, or what is assumed."""
     found = length(one)

@@ -19,9 +19,10 @@ from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis, constant
-from polyopt.fusion.axes import length
+from polyopt.fusion.axes import length, starts_at_zero
 from polyopt.fusion.margins import is_whole
 from polyopt.fusion.rewrite import cost, depends_on
+from polyopt.fusion.windows import is_window, known
 from polyopt.names import unused
 from polyopt.poly.intervals import is_within
 from polyopt.target import Target
@@ -90,12 +91,14 @@ class _Unfolder:
         """Whether columns of what is read cost less than the lanes that they fill, and may be computed."""
         around = {a.name: a for a in (*equation.axes, *summed)}
         rows, lanes = (_alone(subscript) for subscript in (None, None, *equation.subscripts)[-2:])
-        known = _axes(read)
-        if rows is None or lanes is None or rows == lanes or not {rows, lanes} <= known or not _is_window(read):
+        seen = known(read)
+        if rows is None or lanes is None or rows == lanes or not {rows, lanes} <= seen:
             return False
-        if not all(length(a) and _starts_at_zero(a) for a in around.values()) or not known <= around.keys():
+        if read.boundary is not None or not is_window(read):
             return False
-        reuse = prod(length(a) or 1 for a in equation.axes if a.name not in known)
+        if not all(length(a) and starts_at_zero(a) for a in around.values()) or not seen <= around.keys():
+            return False
+        reuse = prod(length(a) or 1 for a in equation.axes if a.name not in seen)
         if not self.is_readable(read, around):
             return False
         if depends_on(self.program, (read.tensor,), equation.tensor):
@@ -122,11 +125,11 @@ class _Unfolder:
         self, value: ir.Expr, read: ir.Read, equation: ir.Equation, summed: Sequence[ir.Axis]
     ) -> tuple[ir.Equation, ir.Read]:
         """The equation of the columns of a value that one read is in, and the read of them."""
-        known = _axes(read)
+        seen = known(read)
         written = {_alone(subscript) for subscript in equation.subscripts[-2:]}
         axes = (
-            *(a for a in equation.axes if a.name in known - written),
-            *(a for a in summed if a.name in known),
+            *(a for a in equation.axes if a.name in seen - written),
+            *(a for a in summed if a.name in seen),
             *(a for s in equation.subscripts[-2:] for a in equation.axes if a.name == _alone(s)),
         )
         name = unused(f"{read.tensor}_columns", self.taken)
@@ -159,19 +162,6 @@ def _vectors(points: int, width: int) -> int:
     return -(-points // width)
 
 
-def _axes(read: ir.Read) -> frozenset[str]:
-    return frozenset().union(*(axes_of(s) for s in read.subscripts if isinstance(s, Affine)))
-
-
-def _is_window(read: ir.Read) -> bool:
-    """Whether some subscript moves with several axes, and each is a sum of axes."""
-    return (
-        read.boundary is None
-        and all(isinstance(s, Affine) and all(isinstance(a, AxisRef) for a, _ in s.terms) for s in read.subscripts)
-        and any(isinstance(s, Affine) and len(s.terms) > 1 for s in read.subscripts)
-    )
-
-
 def _alone(subscript: ir.Subscript | None) -> str | None:
     """The axis that is all there is in a subscript."""
     if isinstance(subscript, Affine) and len(subscript.terms) == 1:
@@ -179,7 +169,3 @@ def _alone(subscript: ir.Subscript | None) -> str | None:
         if isinstance(atom, AxisRef) and subscript == axis(atom.name):
             return atom.name
     return None
-
-
-def _starts_at_zero(one: ir.Axis) -> bool:
-    return one.lower == (Affine(0),) and len(one.upper) == 1

@@ -22,7 +22,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, Condition, axes_of, axis, condition_affines, conjunction
 from polyopt.dsl.text import expr_text
-from polyopt.fusion.axes import assumed_length, condition_axes, length
+from polyopt.fusion.axes import assumed_length, condition_axes, length, starts_at_zero
 from polyopt.fusion.rewrite import cost, depends_on, nonempty
 from polyopt.names import unused
 
@@ -129,7 +129,7 @@ class _Finder:
         if not plain or not any(isinstance(node, ir.Op | ir.Where) for node in nodes):
             return ()
         repeats = prod(assumed_length(a) for a in around if a.name in repeated - names)
-        if repeats < 2 or not all(_starts_at_zero(by_name[name]) for name in names):
+        if repeats < 2 or not all(starts_at_zero(by_name[name]) for name in names):
             return ()
         reads = [node for node in nodes if isinstance(node, ir.Read)]
         order = next((found for read in reads if (found := _scanned(read)) and set(found) == names), None)
@@ -244,7 +244,3 @@ def _alone(subscript: ir.Subscript) -> str | None:
         if isinstance(atom, AxisRef) and abs(factor) == 1:
             return atom.name
     return None
-
-
-def _starts_at_zero(one: ir.Axis) -> bool:
-    return one.lower == (Affine(0),) and len(one.upper) == 1

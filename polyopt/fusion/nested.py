@@ -22,7 +22,7 @@ from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, axes_of, axes_outer_first, axis
-from polyopt.fusion.axes import axes_in, length
+from polyopt.fusion.axes import axes_in, length, starts_at_zero
 from polyopt.fusion.rewrite import depends_on
 from polyopt.names import unused
 
@@ -159,7 +159,7 @@ class _Nester:
     ) -> _Step | None:
         """What to sum first; None where nothing is worth it."""
         axes = (*kept, *summed)
-        if reducer.name != "sum" or len(summed) < 2 or not all(length(a) and _starts_at_zero(a) for a in axes):
+        if reducer.name != "sum" or len(summed) < 2 or not all(length(a) and starts_at_zero(a) for a in axes):
             return None
         if not (self.reorder or reducer.is_contraction or reducer.dtype.is_integer):
             return None
@@ -271,7 +271,3 @@ def _subscripted(read: ir.Read) -> Iterator[str]:
     for subscript in read.subscripts:
         if isinstance(subscript, Affine):
             yield from axes_outer_first(subscript)
-
-
-def _starts_at_zero(one: ir.Axis) -> bool:
-    return one.lower == (Affine(0),) and len(one.upper) == 1

@@ -21,7 +21,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, axes_of, axis
 from polyopt.dtypes import DType
-from polyopt.fusion.axes import length
+from polyopt.fusion.axes import length, starts_at_zero
 from polyopt.fusion.margins import is_whole
 from polyopt.fusion.rewrite import depends_on
 from polyopt.names import unused
@@ -123,13 +123,17 @@ class _Turner:
     def product(self, equation: ir.Equation) -> _Product | None:
         """The equation as a product of matrices whose axes may all change places; None where it is none."""
         reducers = [e.reducer for e in self.program.definitions(equation.tensor) if e is not equation]
-        equation = _as_accumulation(equation)
+        equation = as_accumulation(equation)
         value, reducer = equation.value, equation.reducer
         if any(other is not None and other != reducer for other in reducers):
             return None  # what is added up is not what `*=` multiplies afterwards
         if reducer is None or reducer.name != "sum" or equation.guard != TRUE:
             return None
-        if not isinstance(value, ir.Op) or value.name != "mul" or not all(map(_starts_at_zero, equation.all_axes)):
+        if (
+            not isinstance(value, ir.Op)
+            or value.name != "mul"
+            or not all(length(a) and starts_at_zero(a) for a in equation.all_axes)
+        ):
             return None
         reads = [arg.arg if isinstance(arg, ir.Cast) else arg for arg in value.args]
         found = {read for read in reads if isinstance(read, ir.Read) and read.boundary is None}
@@ -275,7 +279,7 @@ class _Turner:
         return name
 
 
-def _as_accumulation(equation: ir.Equation) -> ir.Equation:
+def as_accumulation(equation: ir.Equation) -> ir.Equation:
     """A definition by a sum alone as the accumulation that it is; any other equation as it is."""
     total = equation.value
     if equation.reducer is not None or not isinstance(total, ir.Reduce) or total.guard != TRUE:
@@ -296,7 +300,3 @@ def _scanned(subscripts: Sequence[ir.Subscript]) -> tuple[str, ...]:
             return ()
         names += found
     return tuple(names)
-
-
-def _starts_at_zero(one: ir.Axis) -> bool:
-    return bool(length(one)) and one.lower == (Affine(0),) and len(one.upper) == 1

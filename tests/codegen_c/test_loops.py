@@ -411,7 +411,7 @@ def test_a_full_transposed_block_has_no_gather() -> None:
 @pytest.mark.parametrize("shape", [(16, 16), (14, 32), (5, 40), (35, 50), (2, 7), (1, 33)])
 @pytest.mark.parametrize("dtype", [f32, f64, i32, i8])
 def test_lanes_that_store_across_the_grain_turn_in_registers(shape: tuple[int, int], dtype: DType) -> None:
-    """Tiles of known and of unknown length: 14 rows of two vectors, one at an edge, more rows than a vector has lanes."""
+    """Tiles of known and unknown length: 14 rows of two vectors, one at an edge, more rows than a vector has lanes."""
     rows, columns = shape
     x = np.arange(rows * columns).reshape(shape).astype(dtype.numpy)
     y, it = np.zeros((columns + 1, rows + 2), dtype.numpy), index_var("it")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import bf16, f32
+from polyopt import bf16, f32, i32
 from polyopt.loops.interpret import interpret
 from polyopt.target import preset
 
@@ -87,6 +87,14 @@ def where_inside(x: f32[N, C, H, W], t: f32[F, C, 3, 3]):
     return z
 
 
+@po.op
+def whole_numbers(x: i32[N, C, H, W], t: i32[F, C, 3, 3]):
+    """Products of integers, whose lanes stay along rows."""
+    z = po.tensor("z")
+    z[n, f, h, w] += x.pad(0)[n, c, h + r - 1, w + s - 1] * t[f, c, r, s]
+    return z
+
+
 def columns(op: po.Op, *args: Array, target: Any = WIDE) -> dict[str, tuple[int, ...]]:
     """Shapes of the columns."""
     tensors = op.lower(*args, target=target).rewritten.tensors
@@ -129,25 +137,25 @@ def test_blocks_in_any_order_of_what_may_run_at_once() -> None:
 
 
 def test_a_block_is_all_that_is_ever_kept_of_the_columns() -> None:
-    report = str(padded.lower(N=2, C=64, H=14, W=14, F=64, target=WIDE).storage)
+    report = str(whole_numbers.lower(N=2, C=64, H=14, W=14, F=64, target=WIDE).storage)
     assert "x_wide_columns_packed[1, 1, 576, " in report and "private to an iteration of h_w_panel" in report
 
 
 def test_what_a_batch_reads_is_made_image_by_image() -> None:
     """All margins ahead of all images would come back from memory; one image has its loops for the threads."""
-    several = padded.lower(N=3, C=64, H=28, W=7, F=64, target=WIDE)
+    several = whole_numbers.lower(N=3, C=64, H=28, W=7, F=64, target=WIDE)
     assert "x_wide -> x_wide_columns_packed: fused: share the loop over x_wide0, n" in str(several.fusion)
-    assert "workspace x_wide: f32[1, 64, 30, 9]" in str(several.loops)
-    batch = padded.lower(N=3, C=8, H=14, W=7, F=64, target=WIDE)
-    assert "local x_wide: f32[1, 1, 16, 9]" in str(batch.loops)  # where an image is one block, channel by channel
-    alone = padded.lower(N=1, C=8, H=14, W=7, F=64, target=WIDE)
+    assert "workspace x_wide: i32[1, 64, 30, 9]" in str(several.loops)
+    batch = whole_numbers.lower(N=3, C=8, H=14, W=7, F=64, target=WIDE)
+    assert "local x_wide: i32[1, 1, 16, 9]" in str(batch.loops)  # where an image is one block, channel by channel
+    alone = whole_numbers.lower(N=1, C=8, H=14, W=7, F=64, target=WIDE)
     assert "x_wide -> x_wide_columns_packed: kept apart" in str(alone.fusion)
-    x, t = numbers(3, 2, 14, 7), numbers(32, 2, 3, 3)
-    small = padded.lower(x, t, target=WIDE)
-    assert "local x_wide: f32[1, 1, 16, 9]" in str(small.loops)
-    z = np.full_like(padded(x, t), np.nan)
+    x, t = numbers(3, 2, 14, 7).astype(np.int32), numbers(32, 2, 3, 3).astype(np.int32)
+    small = whole_numbers.lower(x, t, target=WIDE)
+    assert "local x_wide: i32[1, 1, 16, 9]" in str(small.loops)
+    z = np.full_like(whole_numbers(x, t), -1)
     interpret(small.loops, {"x": x, "t": t, "z": z}, seed=1)
-    np.testing.assert_array_equal(z, padded.reference(x, t))
+    np.testing.assert_array_equal(z, whole_numbers.reference(x, t))
 
 
 def test_an_epilogue_stays_with_its_sum() -> None:

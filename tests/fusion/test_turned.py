@@ -58,7 +58,8 @@ def batch_of_images(x: f32[B, C, H, W], t: f32[O, C], bias: f32[O]):
 
 
 @po.op
-def windows(x: f32[B, C, H, W], t: f32[O, C, 3, 3]):
+def windows(x: i32[B, C, H, W], t: i32[O, C, 3, 3]):
+    """Products of integers, whose lanes stay along rows."""
     y = po.tensor("y", shape=(B, O, H, W))
     y[b, o, h, w] += x.pad(0)[b, c, h + r - 1, w + s - 1] * t[o, c, r, s]
     return y
@@ -131,7 +132,7 @@ def test_the_places_of_a_batch_are_one_row_of_columns(channels: int, places: tup
 
 
 def test_columns_of_windows_are_written_side_by_side_at_once() -> None:
-    x, t = arrays((4, 33, 3, 3), (130, 33, 3, 3))
+    x, t = arrays((4, 33, 3, 3), (130, 33, 3, 3), dtype=np.int32)
     found = shapes(windows, x, t)
     assert found["x_wide_columns"] == (297, 36)
     assert not any("columns_turned" in name for name in found)
@@ -139,7 +140,7 @@ def test_columns_of_windows_are_written_side_by_side_at_once() -> None:
 
 
 def test_where_a_block_begins_in_a_batch_is_found_once_and_not_for_each_term() -> None:
-    x, t = arrays((4, 33, 5, 5), (130, 33, 3, 3))
+    x, t = arrays((4, 33, 5, 5), (130, 33, 3, 3), dtype=np.int32)
     lines = str(windows.lower(x, t, target=preset("avx2")).loops).splitlines()
     (written,) = (n for n, line in enumerate(lines) if line.lstrip().startswith("x_wide_columns_packed["))
     axes = [re.findall(r"for (\w+) in", line)[0] for line in lines[written - 7 : written]]

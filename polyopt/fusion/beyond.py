@@ -1,0 +1,223 @@
+"""Products with zeros beyond the edges of an image are added up once, and no sum takes them again.
+
+Of the products of a padded convolution of images of 7 x 7, one in ten is of a row above or below the image: zeros times
+filters. They cannot be left out, since a filter that is infinite or NaN makes NaN of a zero; but what they add up to
+does not depend on the image. `zeros[o, r] = sum(0 * f[o, c, r, s])` is 0 or NaN, and a sum starts from those of the
+rows of its window that lie beyond an edge, `start[h, o]`, and goes over the rows inside alone.
+
+Exact: a zero more or less in a sum that starts at zero changes nothing, and NaN stays NaN. Only along axes of the
+result that a tile of registers has no rows of: those end all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
+from itertools import product
+from math import gcd
+
+from polyopt import picks
+from polyopt.classes import dataclass
+from polyopt.dsl import ir
+from polyopt.dsl.affine import Affine, AxisRef, Compare, Condition, Or, axes_of, axis, conjunction, constant
+from polyopt.dsl.ir import Const
+from polyopt.fusion.axes import length
+from polyopt.fusion.windows import Window
+from polyopt.names import unused
+from polyopt.poly.intervals import is_within
+
+LEAST_SAVED = 8
+"""Products that an element of the filters is spared, for it to be read once more."""
+
+LANES = 16
+"""Filters whose zeros are summed side by side, at most: enough for whole vectors of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What stands for a sum: its equations in order, the tensors that these need, and a sentence."""
+
+    equations: tuple[ir.Equation, ...]
+    tensors: tuple[ir.Tensor, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def share(program: ir.Program, window: Window) -> float:
+    """The share of all products that lie beyond an edge and need not be taken for each place."""
+    found = _share(program, window)
+    return found if _is_worth_it(window, found) else 0.0
+
+
+def take_out(program: ir.Program, window: Window, taken: set[str]) -> Parts:
+    """The sum, and before it what its products beyond the edges add up to, where that is worth it.
+
+    taken: names; gains more
+    """
+    found = _share(program, window)
+    question = f"zeros of {window.equation.name} apart"
+    if not found or not picks.agreed(question, _is_worth_it(window, found)):
+        return Parts((window.equation,))
+    return _Apart(program, window, taken, dict(_cuts(program, window))).parts()
+
+
+def _share(program: ir.Program, window: Window) -> float:
+    inside = 1.0
+    for subscript, extent in _cuts(program, window):
+        inside *= _points_inside(subscript, extent, window) / window.points(axes_of(subscript))
+    return 1 - inside
+
+
+def _is_worth_it(window: Window, share: float) -> bool:
+    return share * window.points({*window.result} - {*window.free}) >= LEAST_SAVED
+
+
+def _cuts(program: ir.Program, window: Window) -> Iterator[tuple[Affine, Affine]]:
+    """The subscripts of the image that leave it, and the extents that they leave, where zeros are beyond: each of an
+    axis of the result and one of the sum."""
+    image, shape = window.image, program.tensor(window.image.tensor).shape
+    if not isinstance(image.boundary, ir.Pad) or image.boundary.value != Const(0.0, image.dtype) or shape is None:
+        return
+    for subscript, extent in zip(image.subscripts, shape, strict=True):
+        names = axes_of(subscript) if isinstance(subscript, Affine) else frozenset[str]()
+        if not isinstance(subscript, Affine) or is_within(subscript, extent, window.axes) or window.rows in names:
+            continue
+        if len(names & {*window.summed}) == 1 == len(names & {*window.result}) and not names & {*window.free}:
+            yield subscript, extent
+
+
+def _points_inside(subscript: Affine, extent: Affine, window: Window) -> int:
+    """How many points of its axes keep a subscript inside its dimension."""
+    steps = [(step, window.points((atom.name,))) for atom, step in subscript.terms if isinstance(atom, AxisRef)]
+    values = (
+        subscript.constant + sum(point * step for point, (step, _) in zip(points, steps, strict=True))
+        for points in product(*(range(count) for _, count in steps))
+    )
+    return sum(0 <= value < extent.constant for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Zeros:
+    """What products of zeros and filters add up to.
+
+    element: where in its tensor is what a step of the window adds, in parts
+    around:  the axes of a sum over the steps and their parts
+    """
+
+    equation: ir.Equation
+    element: tuple[Affine, ...]
+    around: tuple[ir.Axis, ...]
+
+
+@dataclass(slots=True)
+class _Apart:
+    """One sum under construction. cuts: extents, by subscripts of the image that leave them"""
+
+    program: ir.Program
+    window: Window
+    taken: set[str]
+    cuts: Mapping[Affine, Affine]
+    tensors: list[ir.Tensor] = field(default_factory=list)
+
+    def parts(self) -> Parts:
+        window, equation = self.window, self.window.equation
+        zeros = self.flat_zeros() if window.is_flat else self.plain_zeros()
+        start = self.start(zeros)
+        first = replace(
+            equation,
+            name=self.name(f"{equation.name}_first"),
+            value=ir.Read(start.tensor, start.subscripts, equation.value.dtype, span=equation.span),
+            reducer=None,
+            reduce_axes=(),
+        )
+        rest = replace(equation, guard=conjunction(*(_inside(*cut) for cut in self.cuts.items())))
+        note = (
+            f"{_share(self.program, window):.0%} of the products of {equation.tensor} are of zeros beyond edges along "
+            f"{', '.join(self.cut)}: added up once, in {zeros.equation.tensor}, for filters that are not finite"
+        )
+        return Parts((zeros.equation, start, first, rest), tuple(self.tensors), (note,))
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        """The axes of the result along which windows leave the image."""
+        return tuple(name for name in self.window.result if any(name in axes_of(s) for s in self.cuts))
+
+    def plain_zeros(self) -> _Zeros:
+        """Summed up for each filter and step of the window beyond an edge."""
+        window, axes = self.window, self.window.axes
+        steps = [name for name in window.summed if any(name in axes_of(s) for s in self.cuts)]
+        where = tuple(axes[name] for name in (*steps, *window.free))
+        summed = tuple(axes[name] for name in window.summed if name not in steps)
+        element = tuple(axis(a.name) for a in where)
+        return _Zeros(self.define(where, window.filters, summed), element, tuple(axes[name] for name in steps))
+
+    def flat_zeros(self) -> _Zeros:
+        """The same of filters whose terms follow one another: what neighbouring windows make is summed side by side, so
+        that it is read in whole vectors."""
+        window, axes = self.window, self.window.axes
+        first = min(n for n, name in enumerate(window.summed) if any(name in axes_of(s) for s in self.cuts))
+        outer, inner = window.points(window.summed[:first]), window.summed[first:]
+        side = gcd(outer, LANES)
+        row = side * window.points(inner)
+        place, block, part = (self.axis(f"{inner[-1]}_{role}") for role in ("place", "block", "part"))
+        *free, _ = window.filters.subscripts
+        read = replace(window.filters, subscripts=(*free, axis(block) * row + axis(place)))
+        where = (*(axes[name] for name in window.free), _range(place, row))
+        flat = axis(part)
+        for name in inner:
+            flat = flat * window.points((name,)) + axis(name)
+        zeros = self.define(where, read, (_range(block, outer // side),))
+        around = (_range(part, side), *(axes[name] for name in inner))
+        return _Zeros(zeros, (*map(axis, window.free), flat), around)
+
+    def define(self, axes: tuple[ir.Axis, ...], read: ir.Read, summed: tuple[ir.Axis, ...]) -> ir.Equation:
+        """The sum of zeros times what is read, as a tensor over some axes."""
+        equation = self.window.equation
+        name = self.local(f"{equation.tensor}_zeros", axes)
+        value = ir.Op[ir.Expr]("mul", (Const(0.0, read.dtype), read), read.dtype)
+        reducer = equation.reducer if summed else None
+        where = tuple(axis(a.name) for a in axes)
+        return ir.Equation(name, name, axes, where, value, reducer=reducer, reduce_axes=summed, span=read.span)
+
+    def start(self, zeros: _Zeros) -> ir.Equation:
+        """What a sum starts from: the zeros of the steps of its window that are beyond an edge."""
+        window, equation = self.window, self.window.equation
+        axes = tuple(window.axes[name] for name in (*self.cut, *window.free))
+        name = self.local(f"{equation.tensor}_start", axes)
+        return replace(
+            equation,
+            name=name,
+            tensor=name,
+            axes=axes,
+            subscripts=tuple(axis(a.name) for a in axes),
+            value=ir.Read(zeros.equation.tensor, zeros.element, equation.value.dtype, span=equation.span),
+            reduce_axes=zeros.around,
+            guard=Or(tuple(part for cut in self.cuts.items() for part in _outside(*cut))),
+        )
+
+    def local(self, wanted: str, axes: tuple[ir.Axis, ...]) -> str:
+        """The name of a new temporary over some axes."""
+        name = self.name(wanted)
+        shape = tuple(constant(length(a) or 0) for a in axes)
+        self.tensors.append(ir.Tensor(name, self.window.equation.value.dtype, shape, "local", len(shape)))
+        return name
+
+    def name(self, wanted: str) -> str:
+        found = unused(wanted, self.taken)
+        self.taken.add(found)
+        return found
+
+    def axis(self, wanted: str) -> str:
+        """The name of a new axis."""
+        return unused(wanted, {*self.window.axes, *self.program.sizes})
+
+
+def _range(name: str, extent: int) -> ir.Axis:
+    return ir.Axis(name, (constant(0),), (constant(extent),))
+
+
+def _inside(subscript: Affine, extent: Affine) -> Condition:
+    return conjunction(Compare(subscript, ">="), Compare(subscript - extent, "<"))
+
+
+def _outside(subscript: Affine, extent: Affine) -> tuple[Condition, ...]:
+    return Compare(subscript, "<"), Compare(subscript - extent, ">=")
