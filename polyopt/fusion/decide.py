@@ -29,6 +29,12 @@ from polyopt.poly.tree import Leaf, Loop, Tree, sequence
 JOIN_OPERATIONS = 100_000
 """What isl may do to find one order for two recurrences."""
 
+LEAST_ROWS = 64
+"""Points of an axis that are enough rows for the register tiles of a contraction: several tiles of 14, and an edge."""
+
+LEAST_OUTER = 16
+"""Iterations of a loop around a contraction and what has fewer results, for all threads to find some."""
+
 BATCH = 16
 """Rows of a recurrence that go through its steps together: enough for a register tile, few enough for all threads."""
 
@@ -306,12 +312,15 @@ class _Fuser:
         if reason:
             return None, reason
         meeting = self.updates_of_both(producer, consumer)
+        outer_only = self.has_fewer_results(producer, consumer, between, remaining)
         candidates: list[Rows] = []
         spent: list[Mapping[str, str]] = []
         for rows, used in zip(producer.candidates, producer.spent, strict=True):
             for other, other_used in zip(consumer.candidates, consumer.spent, strict=True):
                 both = {**rows, **other}
                 all_used = {**used, **other_used}
+                if outer_only and not self.leaves_a_tile(producer, used, remaining):
+                    continue
                 keeps = inside_parallel or consumer.recurrent
                 if not keeps and self.loses_parallelism(all_used, producer, consumer):
                     continue
@@ -319,6 +328,8 @@ class _Fuser:
                     candidates.append(both)
                     spent.append(all_used)
         if not candidates:
+            if outer_only:
+                return None, "the producer's register tile would lose its reuse"
             return None, "no loop makes and uses each value in one iteration"
         names = producer.statements + consumer.statements
         cyclic = producer.cyclic or consumer.cyclic
@@ -365,12 +376,36 @@ class _Fuser:
         is_open = any(self.is_open_contraction(name, remaining) for name in consumer.statements)
         if is_open and not self.runs_batches_next(consumer, remaining):
             return "the consumer's register tile would lose its reuse"
-        for name in producer.statements:
-            if self.is_open_contraction(name, remaining):
-                free = self.open_free(name, remaining)
-                if any(self.open_free(other, remaining) != free for other in consumer.statements):
-                    return "the producer's register tile would lose its reuse"
         return ""
+
+    def has_fewer_results(
+        self, producer: _Group, consumer: _Group, between: Sequence[Dependence], remaining: Remaining
+    ) -> bool:
+        """Whether a contraction would share loops with what has not as many free axes: fewer and fewer would be left to
+        its register tile."""
+        if self.only_starts(producer, between) or self.next_is_a_tile(producer, consumer, remaining):
+            return False
+        open_ones = [name for name in producer.statements if self.is_open_contraction(name, remaining)]
+        counts = {self.open_free(name, remaining) for name in (*open_ones, *consumer.statements)}
+        return bool(open_ones) and len(counts) > 1
+
+    def leaves_a_tile(self, producer: _Group, used: Mapping[str, str], remaining: Remaining) -> bool:
+        """Whether the producer's contractions keep the axis of their lanes and another one of many points, along which
+        they read an operand again, when a loop is taken from them that is long enough for the threads."""
+        for name in producer.statements:
+            if not self.is_open_contraction(name, remaining):
+                continue
+            statement, shape = self.scop.statement(name), self.roles.by_statement[name]
+            if any(loop in remaining[name] for loop in self.tiles.get(name, ())):
+                return False  # its operands are copied for all that a block's loop goes around
+            if not self.has_points(name, axis(used[name]), LEAST_OUTER):
+                return False
+            left = [a for a in shape.free if a in remaining[name] and a != used.get(name)]
+            lanes = next((a for a in left if statement.subscripts and axis(a) == statement.subscripts[-1]), None)
+            rows = [a for a in left if a != lanes and any(a in reuse for reuse in shape.reuse)]
+            if lanes is None or not any(self.has_points(name, axis(a), LEAST_ROWS) for a in rows):
+                return False
+        return True
 
     def next_is_a_tile(self, producer: _Group, consumer: _Group, remaining: Remaining) -> bool:
         """Whether the loop to be shared goes over tiles, which leaves the points inside to the register tile."""

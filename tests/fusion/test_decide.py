@@ -342,3 +342,25 @@ def test_two_sums_of_one_element_keep_loops_of_their_own(caplog: pytest.LogCaptu
     assert not caplog.messages
     tree = moments.lower(x).fusion.tree
     assert all(len({"s_update", "s_1_update"} & set(loop.statements)) == 1 for loop in loops(tree) if loop.reduction)
+
+
+def test_a_contraction_and_a_sum_of_its_results_share_what_both_have() -> None:
+    """Products of 200 matrices and their columns' sums went through memory in between, all of them."""
+    B, b = po.size("B"), po.index("b")
+
+    @po.op
+    def weighted(t: f32[B, M, K], y: f32[K, N], x: f32[M, N]):
+        inner, out = po.tensors("inner out")
+        inner[b, i, j] += t[b, i, k] * y[k, j]
+        out[b, j] += inner[b, i, j] * x[i, j]
+        return out
+
+    lowering = weighted.lower(B=200, M=100, N=32, K=20, target=MACHINE)
+    shared = [loop for loop in loops(lowering.fusion.tree) if {"inner_update", "out_update"} <= set(loop.statements)]
+    assert [loop.name for loop in shared] == ["b"] and "local inner: f32[1, 100, 32]" in str(lowering.loops)
+    for few in ({"B": 3, "M": 100}, {"B": 200, "M": 20}):  # no work for many threads, and few rows for register tiles
+        kept = weighted.lower(**few, N=32, K=20, target=MACHINE).fusion
+        assert not any({"inner_update", "out_update"} <= set(loop.statements) for loop in loops(kept.tree))
+    draw = np.random.default_rng(0).integers
+    t, y, x = (draw(-3, 4, shape).astype(np.float32) for shape in ((20, 70, 9), (9, 18), (70, 18)))
+    np.testing.assert_array_equal(weighted(t, y, x), ((t @ y) * x).sum(1))
