@@ -29,7 +29,7 @@ from polyopt.errors import ArgumentError, DefinitionError, LegalityError, Schedu
 from polyopt.fusion import attach
 from polyopt.fusion import decide as fusion_decide
 from polyopt.fusion.plan import FusionPlan
-from polyopt.loops import edges, interior, wraps
+from polyopt.loops import beside, edges, interior, wraps
 from polyopt.loops import lower as loops_lower
 from polyopt.loops import split as loops_split
 from polyopt.loops.ir import LoopProgram
@@ -419,7 +419,7 @@ class Lowering:
         in_place = calling.in_place(self.scop, self.program)
         mapped = self._decided.mapping
         streamed = streams.apply(self._scanned, mapped.streams, in_place, mapped.ahead)
-        return edges.split(wraps.split(loops_split.split(interior.split(streamed))))
+        return beside.write_out(edges.split(wraps.split(loops_split.split(interior.split(streamed)))))
 
     @cached_property
     def _scanned(self) -> LoopProgram:

@@ -10,6 +10,7 @@ from polyopt.dots import Dot, between
 from polyopt.dsl.ir import Cast, Op, Var
 from polyopt.dtypes import DType, bf16, f16, i32, i64
 from polyopt.loops.ir import Alloc, Expr, For, If, Load, Stmt, Store, stores_of, uses, walk, walk_expr
+from polyopt.loops.split import as_affine
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +148,24 @@ def _reductions(loop: For) -> tuple[Store, ...] | None:
     return tuple(found.values())
 
 
+def _adds_alike(one: Store, other: Store) -> bool:
+    """Whether a store of the same buffer and reducer adds to the same element, or surely to another one."""
+    if one.reducer != other.reducer:
+        return False
+    if one.indices == other.indices:
+        return True
+    pairs = ((as_affine(a), as_affine(b)) for a, b in zip(one.indices, other.indices, strict=True))
+    apart = (a - b for a, b in pairs if a is not None and b is not None)
+    return any(distance.is_constant and distance.constant != 0 for distance in apart)
+
+
 def _is_used_otherwise(store: Store, body: Stmt) -> bool:
     """Whether the loop touches the buffer that it reduces to in any other way."""
     for inner in walk(body):
         expressions: tuple[Expr, ...] = ()
         if isinstance(inner, Store):
             expressions = (inner.value, *inner.indices)
-            if inner.buffer == store.buffer and (inner.reducer, inner.indices) != (store.reducer, store.indices):
+            if inner.buffer == store.buffer and not _adds_alike(inner, store):
                 return True
         elif isinstance(inner, If):
             expressions = (inner.condition,)

@@ -56,6 +56,10 @@ from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, If, Load, Stmt, St
 AHEAD_BYTES = 1024
 """How far ahead of a vector its operands are asked for: 16 lines of the cache, 5 to 20 ns each."""
 
+MOST_PARTIALS = 12
+"""Vectors of partial results that a loop keeps: enough for the processor to wait for none, and no more than registers
+hold besides operands where there are 16."""
+
 Workspace = Callable[[Buffer, Callable[[], None]], None]
 
 
@@ -344,17 +348,11 @@ class Statements:
     def _copies(self, loop: For, trip: Trip, lanes: int) -> int:
         """Vectors per iteration of the main loop."""
         cost = cost_of(loop.body)
-        has_reduction = any(store.reducer is not None for store in stores_of(loop.body))
-        copies = (
-            (4 if cost <= 24 else 2 if cost <= 64 else 1)
-            if has_reduction
-            else 4
-            if cost <= 6
-            else 2
-            if cost <= 16
-            else 1
-        )
-        while copies > 1 and trip.count is not None and trip.count < lanes * copies:
+        sums = sum(store.reducer is not None for store in stores_of(loop.body))
+        copies = (4 if cost <= 24 else 2 if cost <= 64 else 1) if sums else 4 if cost <= 6 else 2 if cost <= 16 else 1
+        while copies > 1 and (
+            sums * copies > MOST_PARTIALS or (trip.count is not None and trip.count < lanes * copies)
+        ):
             copies //= 2
         return copies
 

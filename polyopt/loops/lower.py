@@ -19,6 +19,7 @@ from polyopt.dsl.ir import Const, Op
 from polyopt.dtypes import i64
 from polyopt.errors import ScheduleError
 from polyopt.loops import runs
+from polyopt.loops.beside import rows_inside
 from polyopt.loops.body import Bodies
 from polyopt.loops.ir import (
     Alloc,
@@ -359,8 +360,8 @@ class _Scanner:
             return For(variable, lower, upper, _flat(body), step)
         self.variables.pop(name, None)
         source = self.loops[name]
-        kind = source.kind if source.kind != "vector" or _suits_lanes(body, step) else "serial"
-        return For(variable, lower, upper, _flat(body), step, kind, _axis_label(name), source.chunk)
+        found = For(variable, lower, upper, _flat(body), step, source.kind, _axis_label(name), source.chunk)
+        return found if source.kind != "vector" or _suits_lanes(found) else replace(found, kind="serial")
 
     def upper(self, condition: isl.AstExpr, sizes: frozenset[str]) -> Expr:
         """The exclusive bound of `iterator < bound` or `iterator <= bound`."""
@@ -445,10 +446,12 @@ def _axis_label(name: str) -> str:
     return re.sub(r"#\d+", "", name).replace("_tile", " tile")
 
 
-def _suits_lanes(body: Stmt, step: int) -> bool:
-    """Whether a loop's body can run in lanes: unit steps, and no loop but groups, guard or private buffer inside."""
-    others = (s for s in walk(body) if not (isinstance(s, For) and s.kind == "group"))
-    return step == 1 and not any(isinstance(s, For | If | Alloc) for s in others)
+def _suits_lanes(loop: For) -> bool:
+    """Whether a loop can run in lanes: unit steps, and no loop but groups, guard or private buffer inside, or rows that
+    all lanes add to."""
+    others = (s for s in walk(loop.body) if not (isinstance(s, For) and s.kind == "group"))
+    is_plain = not any(isinstance(s, For | If | Alloc) for s in others)
+    return loop.step == 1 and (is_plain or rows_inside(loop) is not None)
 
 
 def _plus_one(expr: Expr) -> Expr:

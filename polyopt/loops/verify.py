@@ -18,6 +18,7 @@ from polyopt.dsl.builtins import BUILTINS
 from polyopt.dsl.ir import Cast, Const, Op, Var
 from polyopt.dtypes import DType, bool_, i64
 from polyopt.errors import LegalityError
+from polyopt.loops.beside import rows_inside
 from polyopt.loops.instances import (
     Access,
     Instance,
@@ -145,9 +146,8 @@ class _Scope:
         _require(loop.var not in self.variables, "variables", f"loop variable '{loop.var}' hides another")
         for bound in (loop.lower, loop.upper):
             self._typed(bound, i64, f"a bound of '{loop.var}'")
-        inner = _Scope(
-            self.program, self.variables | {loop.var}, self.buffers, loop.kind == "vector" or self.in_vector, is_group
-        )
+        holds_lanes = loop.kind == "vector" and rows_inside(loop) is None
+        inner = _Scope(self.program, self.variables | {loop.var}, self.buffers, holds_lanes or self.in_vector, is_group)
         inner.check(loop.body)
 
     def _check_store(self, store: Store) -> None:

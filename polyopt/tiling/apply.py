@@ -82,7 +82,7 @@ def _apply_nest(tree: Loop, nest: NestPlan, nests: Mapping[str, NestPlan], names
     inner = [*points, *(name for name in (nest.rows, nest.vector) if name is not None)]
     for name in reversed(inner):
         kind: LoopKind = "vector" if name == nest.vector else "unrolled" if name == nest.rows else "serial"
-        body = _sink(replace(chain[name], kind=kind), body)
+        body = _sink(replace(chain[name], kind=kind), body, into_lanes=nest.vector is None)
     for name in reversed(nest.order):
         size = nest.tile(name)
         if name == group:
@@ -164,19 +164,22 @@ def _tile_loop(loop: Loop, tile: str, size: int, body: Tree) -> Loop:
     return replace(loop, name=tile, rows=rows, body=body)
 
 
-def _sink(loop: Loop, body: Tree) -> Tree:
-    """`loop` around every statement of `body`, inside all of its loops but those moved before."""
+def _sink(loop: Loop, body: Tree, *, into_lanes: bool = False) -> Tree:
+    """`loop` around every statement of `body`, inside all of its loops but those moved before.
+
+    into_lanes: also inside loops that are lanes
+    """
     match body:
         case Leaf(statement):
             return replace(loop, rows=_restricted(loop, (statement,)), body=body)
         case Sequence(children):
             if all(isinstance(child, Leaf) for child in children):
                 return replace(loop, rows=_restricted(loop, statements(body)), body=body)
-            return Sequence(tuple(_sink(loop, child) for child in children))
-        case Loop(kind="vector" | "unrolled" | "group"):
+            return Sequence(tuple(_sink(loop, child, into_lanes=into_lanes) for child in children))
+        case Loop(kind="vector" | "unrolled" | "group") if not into_lanes:
             return replace(loop, rows=_restricted(loop, statements(body)), body=body)
         case Loop():
-            return replace(body, body=_sink(loop, body.body))
+            return replace(body, body=_sink(loop, body.body, into_lanes=into_lanes))
         case _:
             assert_never(body)
 

@@ -18,6 +18,7 @@ from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import Target
+from polyopt.tiling.beside import Beside
 from polyopt.tiling.contraction import (
     LEAST_BLOCK,
     TILES_PASS,
@@ -139,7 +140,7 @@ class _Planner:
         best = self.lanes_along(chain, heavy)
         inner_worth = max((self.lane_worth(loop, heavy) for loop in inside), default=float("-inf"))
         if inside and inner_worth > self.lane_worth(best, heavy):
-            yield self.scalar(chain, "the loops inside suit lanes better")
+            yield self.rows_beside(chain, body) or self.scalar(chain, "the loops inside suit lanes better")
             yield from self.plans(body)
             return
         if inside and not self.is_vectorizable(best, heavy):
@@ -149,6 +150,16 @@ class _Planner:
             yield self.over_reduction(chain, body, best, heavy)
         else:
             yield self.pointwise(chain, best, heavy)
+
+    def rows_beside(self, chain: Sequence[Loop], body: Tree) -> NestPlan | None:
+        """A nest whose sums run along several rows at once, where that pays."""
+        finder = Beside(self.roles, self.steps, self.extents, self.target)
+        rows = finder.rows(chain[-1], body)
+        if rows < 2:
+            return None
+        names = tuple(loop.name for loop in chain)
+        reason = f"{rows} rows are read side by side, each a stream of its own"
+        return NestPlan(names, names, ((names[-1], rows),), names[-1], None, reason)
 
     def lanes_along(self, chain: Sequence[Loop], heavy: Sequence[str]) -> Loop:
         """The loop of a chain that suits lanes best."""
