@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
-from itertools import product
 from math import gcd
 
 from polyopt import picks
@@ -79,20 +78,26 @@ def _cuts(program: ir.Program, window: Window) -> Iterator[tuple[Affine, Affine]
         return
     for subscript, extent in zip(image.subscripts, shape, strict=True):
         names = axes_of(subscript) if isinstance(subscript, Affine) else frozenset[str]()
-        if not isinstance(subscript, Affine) or is_within(subscript, extent, window.axes) or window.rows in names:
+        if not isinstance(subscript, Affine) or not extent.is_constant or window.rows in names:
             continue
-        if len(names & {*window.summed}) == 1 == len(names & {*window.result}) and not names & {*window.free}:
+        is_window = len(names & {*window.summed}) == 1 == len(names & {*window.result}) and not names & {*window.free}
+        if is_window and not is_within(subscript, extent, window.axes):
             yield subscript, extent
 
 
 def _points_inside(subscript: Affine, extent: Affine, window: Window) -> int:
-    """How many points of its axes keep a subscript inside its dimension."""
+    """How many points of its two axes keep a subscript inside its dimension."""
     steps = [(step, window.points((atom.name,))) for atom, step in subscript.terms if isinstance(atom, AxisRef)]
-    values = (
-        subscript.constant + sum(point * step for point, (step, _) in zip(points, steps, strict=True))
-        for points in product(*(range(count) for _, count in steps))
-    )
-    return sum(0 <= value < extent.constant for value in values)
+    (step, count), (other, points) = sorted(steps, key=lambda one: one[1])
+    return sum(_inside_along(subscript.constant + step * n, other, points, extent.constant) for n in range(count))
+
+
+def _inside_along(first: int, step: int, points: int, extent: int) -> int:
+    """How many of the numbers `first, first + step, ..` lie in an extent."""
+    if step < 0:
+        first, step = first + step * (points - 1), -step
+    below, inside = (min(max(-(-(bound - first) // step), 0), points) for bound in (0, extent))
+    return inside - below
 
 
 @dataclass(frozen=True, slots=True)
