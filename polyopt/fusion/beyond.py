@@ -102,15 +102,19 @@ def _inside_along(first: int, step: int, points: int, extent: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Zeros:
-    """What products of zeros and filters add up to.
+    """What products of zeros and filters add up to, for each filter and step of the window.
 
-    element: where in its tensor is what a step of the window adds, in parts
-    around:  the axes of a sum over the steps and their parts
+    equations: in order; the last one defines it, and its axes are those of the filters and of the steps
+    steps:     axes of the window
     """
 
-    equation: ir.Equation
-    element: tuple[Affine, ...]
-    around: tuple[ir.Axis, ...]
+    equations: tuple[ir.Equation, ...]
+    steps: tuple[ir.Axis, ...]
+
+    @property
+    def read(self) -> ir.Read:
+        *_, last = self.equations
+        return ir.Read(last.tensor, last.subscripts, last.value.dtype, span=last.span)
 
 
 @dataclass(slots=True)
@@ -137,9 +141,9 @@ class _Apart:
         rest = replace(equation, guard=conjunction(*(_inside(*cut) for cut in self.cuts.items())))
         note = (
             f"{_share(self.program, window):.0%} of the products of {equation.tensor} are of zeros beyond edges along "
-            f"{', '.join(self.cut)}: added up once, in {zeros.equation.tensor}, for filters that are not finite"
+            f"{', '.join(self.cut)}: added up once, in {zeros.read.tensor}, for filters that are not finite"
         )
-        return Parts((zeros.equation, start, first, rest), tuple(self.tensors), (note,))
+        return Parts((*zeros.equations, start, first, rest), tuple(self.tensors), (note,))
 
     @property
     def cut(self) -> tuple[str, ...]:
@@ -152,36 +156,39 @@ class _Apart:
         steps = [name for name in window.summed if any(name in axes_of(s) for s in self.cuts)]
         where = tuple(axes[name] for name in (*steps, *window.free))
         summed = tuple(axes[name] for name in window.summed if name not in steps)
-        element = tuple(axis(a.name) for a in where)
-        return _Zeros(self.define(where, window.filters, summed), element, tuple(axes[name] for name in steps))
+        return _Zeros((self.define(where, self.times_zero(window.filters), summed),), tuple(axes[n] for n in steps))
 
     def flat_zeros(self) -> _Zeros:
-        """The same of filters whose terms follow one another: what neighbouring windows make is summed side by side, so
-        that it is read in whole vectors."""
+        """The same of filters whose terms follow one another: what neighbouring windows make is summed side by side
+        first, so that it is read in whole vectors."""
         window, axes = self.window, self.window.axes
         first = min(n for n, name in enumerate(window.summed) if any(name in axes_of(s) for s in self.cuts))
         outer, inner = window.points(window.summed[:first]), window.summed[first:]
         side = gcd(outer, LANES)
         row = side * window.points(inner)
         place, block, part = (self.axis(f"{inner[-1]}_{role}") for role in ("place", "block", "part"))
-        *free, _ = window.filters.subscripts
-        read = replace(window.filters, subscripts=(*free, axis(block) * row + axis(place)))
-        where = (*(axes[name] for name in window.free), _range(place, row))
+        *dimensions, _ = window.filters.subscripts
+        read = replace(window.filters, subscripts=(*dimensions, axis(block) * row + axis(place)))
+        free = tuple(axes[name] for name in window.free)
+        wide = self.define((*free, _range(place, row)), self.times_zero(read), (_range(block, outer // side),))
         flat = axis(part)
         for name in inner:
             flat = flat * window.points((name,)) + axis(name)
-        zeros = self.define(where, read, (_range(block, outer // side),))
-        around = (_range(part, side), *(axes[name] for name in inner))
-        return _Zeros(zeros, (*map(axis, window.free), flat), around)
+        terms = ir.Read(wide.tensor, (*map(axis, window.free), flat), read.dtype, span=read.span)
+        steps = tuple(axes[name] for name in inner)
+        return _Zeros((wide, self.define((*free, *steps), terms, (_range(part, side),))), steps)
 
-    def define(self, axes: tuple[ir.Axis, ...], read: ir.Read, summed: tuple[ir.Axis, ...]) -> ir.Equation:
-        """The sum of zeros times what is read, as a tensor over some axes."""
+    @staticmethod
+    def times_zero(read: ir.Read) -> ir.Expr:
+        return ir.Op[ir.Expr]("mul", (Const(0.0, read.dtype), read), read.dtype)
+
+    def define(self, axes: tuple[ir.Axis, ...], value: ir.Expr, summed: tuple[ir.Axis, ...]) -> ir.Equation:
+        """A tensor of zeros over some axes, which are summed up over others."""
         equation = self.window.equation
         name = self.local(f"{equation.tensor}_zeros", axes)
-        value = ir.Op[ir.Expr]("mul", (Const(0.0, read.dtype), read), read.dtype)
         reducer = equation.reducer if summed else None
         where = tuple(axis(a.name) for a in axes)
-        return ir.Equation(name, name, axes, where, value, reducer=reducer, reduce_axes=summed, span=read.span)
+        return ir.Equation(name, name, axes, where, value, reducer=reducer, reduce_axes=summed, span=equation.span)
 
     def start(self, zeros: _Zeros) -> ir.Equation:
         """What a sum starts from: the zeros of the steps of its window that are beyond an edge."""
@@ -194,8 +201,8 @@ class _Apart:
             tensor=name,
             axes=axes,
             subscripts=tuple(axis(a.name) for a in axes),
-            value=ir.Read(zeros.equation.tensor, zeros.element, equation.value.dtype, span=equation.span),
-            reduce_axes=zeros.around,
+            value=zeros.read,
+            reduce_axes=zeros.steps,
             guard=Or(tuple(part for cut in self.cuts.items() for part in _outside(*cut))),
         )
 
