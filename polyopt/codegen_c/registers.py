@@ -27,7 +27,7 @@ from polyopt.codegen_c.llvm_text import Value, vector_type
 from polyopt.codegen_c.memory import Place
 from polyopt.codegen_c.values import Linear, conjunction, int64, intrinsic, linear, register_scalar, scalar_of
 from polyopt.dsl.ir import Var
-from polyopt.loops.ir import Alloc, Block, Expr, For, If, Load, Stmt, Store, walk_expr
+from polyopt.loops.ir import Alloc, Block, Expr, For, If, Load, Stmt, Store, buffers_used, walk_expr
 
 MOST_SLOTS = 64
 
@@ -109,13 +109,36 @@ class Planner:
         """
         if not hands_on(block, context.registers):
             return NOTHING
-        plan = self._plan(block, frozenset(), context, partial=False)
+        plan = self._plan(block, frozenset(), context, partial=False, left=self._stored_across(block))
         return NOTHING if plan.flat or plan.needed else plan
 
-    def _plan(self, body: Stmt, moving: frozenset[str], context: Context, *, partial: bool) -> Plan:
+    def _stored_across(self, block: Block) -> frozenset[str]:
+        """The buffers that one statement of a block alone touches, whose written-out rows store runs of what lanes have
+        apart: blocks of them turn in registers as they are stored."""
+        found: set[str] = set()
+        for inner in block.body:
+            lanes = inner.body if isinstance(inner, For) and inner.kind == "unrolled" else None
+            store = lanes.body if isinstance(lanes, For) and lanes.kind == "vector" else None
+            if isinstance(inner, For) and isinstance(store, Store) and store.buffer in self._x.places:
+                place = self._x.places[store.buffer]
+                others = (other for other in block.body if other is not inner)
+                is_alone = not any(store.buffer in buffers_used(other) for other in others)
+                if is_alone and self._x.step(place, store, inner.var) == place.itemsize:
+                    found.add(store.buffer)
+        return frozenset(found)
+
+    def _plan(
+        self,
+        body: Stmt,
+        moving: frozenset[str],
+        context: Context,
+        *,
+        partial: bool,
+        left: frozenset[str] = frozenset(),
+    ) -> Plan:
         walker = _Walker(self._x, self._lanes, body, moving, self._calls, partial)
         accesses = list(walker.statement(body, context, None, certain=True))
-        stored = stored_buffers(body)
+        stored = stored_buffers(body) - left
         promoted: list[Promoted] = []
         for buffer in sorted(stored - set(context.registers)):
             mine = [access for access in accesses if access.buffer == buffer]

@@ -55,8 +55,11 @@ class Beside:
         return picks.choose(f"rows of {statement.name} side by side", ROWS, lambda: (ROWS, 1))
 
     def has_many(self, statement: Statement, down: str, along: str) -> bool:
-        """Whether there are several groups of rows, each of many vectors."""
+        """Whether there are several groups of rows, the first at 0, all of one length, of many vectors."""
         count, run = (self.extents.known(statement.name, axis) for axis in (down, along))
+        low = statement.domain.dim_min_val(statement.axes.index(down))
+        if not statement.domain.is_box() or not low.is_zero():
+            return False
         least = LEAST_RUN * lanes_of(statement, self.roles, self.target)
         return count is not None and run is not None and count >= 2 * ROWS and run >= least
 

@@ -426,6 +426,35 @@ def test_lanes_that_store_across_the_grain_turn_in_registers(shape: tuple[int, i
     np.testing.assert_array_equal(y[:columns, 1 : 1 + rows], x.T)
 
 
+def test_every_second_row_across_the_grain_is_stored_alone() -> None:
+    """Rows were taken for neighbours whatever the step of their loop, and what lay between was written over."""
+    x, y = np.arange(16 * 32).reshape(16, 32).astype(np.float32), np.full((32, 16), -1, np.float32)
+    block = loop("j", 32, store("y", [j, i], load("x", i, j)), kind="vector")
+    run(loop("i", 16, block, kind="unrolled", step=2), {"x": x, "y": y})
+    np.testing.assert_array_equal(y[:, ::2], x.T[:, ::2])
+    np.testing.assert_array_equal(y[:, 1::2], -1)
+
+
+@pytest.mark.parametrize("columns", [5, 16, 32, 33, 64])
+@pytest.mark.parametrize("rows", [4, 8])
+def test_tiles_of_open_length_across_the_grain_are_stored(rows: int, columns: int) -> None:
+    """A loop around that keeps sums in registers writes full tiles out: of those nothing was stored."""
+    depth, size, it, jt = 7, index_var("N"), index_var("it"), index_var("jt")
+    x, w = numbers(rows, depth), numbers(depth, columns)
+    t, y = np.zeros((rows, columns), np.float32), np.zeros((depth, columns, rows), np.float32)
+
+    def tile(body: Stmt) -> Stmt:
+        lanes = loop("j", op("minimum", add(jt, 32), size), body, lower=jt, kind="vector")
+        return loop("i", add(it, 4), lanes, lower=it, kind="unrolled")
+
+    sums = tile(store("t", [i, j], fl("mul", load("x", i, k), load("w", k, j)), total()))
+    prefixes = tile(store("y", [k, j, i], fl("mul", load("t", i, j), Const(2.0, f32))))
+    nest = loop("it", rows, loop("jt", size, loop("k", depth, Block((sums, prefixes))), step=32), step=4)
+    run(nest, {"x": x, "w": w, "t": t, "y": y}, sizes=("N",), size_values=(columns,))
+    np.testing.assert_allclose(y, 2 * np.cumsum(x.T[:, None, :] * w[:, :, None], 0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(t, x @ w, rtol=1e-5, atol=1e-5)
+
+
 def test_a_block_that_is_stored_across_the_grain_has_no_scatter() -> None:
     arrays = {"x": np.zeros((14, 32), np.float32), "y": np.zeros((32, 20), np.float32)}
     block = loop("j", 32, store("y", [j, i], fl("mul", load("x", i, j), Const(2.0, f32))), kind="vector")

@@ -191,6 +191,35 @@ def test_a_panel_under_windows_leaves_room_in_the_second_cache() -> None:
     assert filters.array == "t" and filters.block == filters.points and 4 * filters.panel_bytes <= 3 * wide.l2_bytes
 
 
+@pytest.mark.parametrize("shape", [(28, 32, 9), (64, 64, 64), (33, 100, 5), (32, 48, 20)])
+def test_a_product_that_is_kept_transposed_is_stored_in_runs(shape: tuple[int, int, int]) -> None:
+    @po.op
+    def turned(x: f32[M, K], w: f32[K, N]):
+        y, z, v = po.tensors("y z v")
+        y[i, j] += x[i, k] * w[k, j]
+        z[j, i] = y[i, j]
+        v[j, i] = po.relu(y[i, j] + 1)
+        return z, v
+
+    @po.op
+    def every_second(x: f32[M, K], w: f32[K, N]):
+        """Rows two steps apart, which are no neighbours."""
+        y, z, u = po.tensor("y"), po.tensor("z", shape=(N, M)), po.tensor("u")
+        y[i, j] = po.sum(x[i, k] * w[k, j], k)
+        u[j, i] = y[i, j] * 2
+        z[j, i] = po.when(i % 2 == 0, y[i, j])
+        z[j, i] = po.when(i % 2 == 1, 1.0)
+        return z, u
+
+    rows, columns, depth = shape
+    draw = np.random.default_rng(0).integers
+    x, w = (draw(-3, 4, s).astype(np.float32) for s in ((rows, depth), (depth, columns)))
+    assert "vscatter" not in turned.lower(x, w, target=preset("avx512")).source("asm")
+    for op in (turned, every_second):
+        for found, wanted in zip(op(x, w), op.reference(x, w), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
 def test_only_contractions_pack() -> None:
     assert planned(softmax, M=100, N=300) == PackPlan()
 
