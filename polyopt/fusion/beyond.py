@@ -81,7 +81,7 @@ def _cuts(program: ir.Program, window: Window) -> Iterator[tuple[Affine, Affine]
         if not isinstance(subscript, Affine) or not extent.is_constant or window.rows in names:
             continue
         is_window = len(names & {*window.summed}) == 1 == len(names & {*window.result}) and not names & {*window.free}
-        if is_window and not is_within(subscript, extent, window.axes):
+        if is_window and len(names) == 2 and not is_within(subscript, extent, window.axes):
             yield subscript, extent
 
 

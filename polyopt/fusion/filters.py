@@ -87,10 +87,13 @@ class _Turner:
     def flattens(self, window: Window) -> bool:
         """Whether the filters may be seen with one dimension for all that is summed over, which is the last one."""
         name, depth = window.filters.tensor, len(window.summed)
+        tensor = self.program.tensor(name)
         reads = [read for equation in self.program.equations for read in equation.reads() if read.tensor == name]
-        is_given = self.program.tensor(name).role == "input" and name not in self.strided
+        if tensor.role != "input" or name in self.strided or len(reads) > 1 or depth < 2 or tensor.shape is None:
+            return False
+        extents = tuple(constant(window.points((own,))) for own in window.summed)
         is_last = window.filters.subscripts[-depth:] == tuple(map(axis, window.summed))
-        return is_given and is_last and depth > 1 and len(reads) == 1
+        return is_last and tensor.shape[-depth:] == extents  # an axis may have been given a shorter range
 
     def apply(self, window: Window) -> None:
         name = window.equation.name

@@ -119,6 +119,39 @@ def pointwise(x: f32[N, C, H, W], t: f32[F, C, G, G]):
     return z
 
 
+two = po.index("two", extent=2)
+
+
+@po.op
+def shorter(x: f32[N, C, H, W], t: f32[F, C, 3, 3]):
+    """Filters of which the window takes two rows of three."""
+    z = po.tensor("z")
+    z[n, f, h, w] += x.pad(0)[n, c, h + two - 1, w + s - 1] * t[f, c, two, s]
+    return z
+
+
+@po.op
+def fewer_channels(x: f32[N, C, H, W], t: f32[F, C, 3, 3]):
+    z = po.tensor("z")
+    z[n, f, h, w] += x.pad(0)[n, two, h + r - 1, w + s - 1] * t[f, two, r, s]
+    return z
+
+
+@po.op
+def blurred(x: f32[N, C, H, W], t: f32[F, C, 3, 3]):
+    """A step of the window that the filters do not know."""
+    z = po.tensor("z")
+    z[n, f, h, w] += x.pad(0)[n, c, h + r + two - 1, w + s - 1] * t[f, c, r, s]
+    return z
+
+
+@po.op
+def blurred_along(x: f32[N, C, H, W], t: f32[F, C, 3, 3]):
+    z = po.tensor("z")
+    z[n, f, h, w] += x.pad(0)[n, c, h + r - 1, w + s + two - 1] * t[f, c, r, s]
+    return z
+
+
 def along_filters(question: Question) -> str:
     """Lanes along filters and zeros apart, wherever that may be."""
     wanted = question.text.startswith(("lanes of ", "zeros of ")) and "True" in question.options
@@ -157,6 +190,10 @@ CASES: list[tuple[po.Op, tuple[Array, ...], int, bool]] = [
     (layers, (numbers(1, 2, 3, 3), numbers(17, 2, 3, 3), numbers(17, 17, 3, 3)), 2, True),
     (shared_filters, (numbers(1, 2, 4, 3), numbers(1, 2, 4, 3), numbers(18, 2, 3, 3)), 2, True),
     (strided, (numbers(1, 2, 7, 6), numbers(18, 2, 3, 3)), 1, True),
+    (shorter, (numbers(1, 2, 4, 3), numbers(18, 2, 3, 3)), 1, True),
+    (fewer_channels, (numbers(1, 3, 4, 3), numbers(18, 3, 3, 3)), 1, True),
+    (blurred, (numbers(1, 2, 4, 3), numbers(18, 2, 3, 3)), 1, False),
+    (blurred_along, (numbers(1, 2, 4, 3), numbers(18, 2, 3, 3)), 1, True),
     (clamped, (numbers(1, 2, 4, 3), numbers(18, 2, 3, 3)), 1, False),
     (padded_by_ones, (numbers(1, 2, 4, 3), numbers(18, 2, 3, 3)), 1, False),
 ]
@@ -195,6 +232,12 @@ def test_a_convolution_on_this_machine(images: int, is_finite: bool) -> None:
     t = t if is_finite else tainted(t)
     with np.errstate(all="ignore"):
         np.testing.assert_array_equal(padded(x, t), padded.reference(x, t))
+
+
+def test_a_window_may_take_less_than_the_filters_have() -> None:
+    """The filters were seen as if they had no more than the window takes of them."""
+    x, t = numbers(1, 128, 14, 14), numbers(64, 128, 3, 3)
+    np.testing.assert_array_equal(shorter(x, t), shorter.reference(x, t))
 
 
 def test_filters_that_are_given_with_strides_keep_their_dimensions() -> None:
