@@ -279,7 +279,8 @@ class Lowering:
             with self._bounded("choose the loops"):
                 batch = 0 if self.options.is_on_gpu or self.given_up else fusion_decide.BATCH
                 merge = not self.given_up
-                plan = fusion_decide.decide(self.scop, dependences, rows, shared, merge=merge, batch=batch)
+                outer = not self.options.is_on_gpu
+                plan = fusion_decide.decide(self.scop, dependences, rows, shared, merge=merge, batch=batch, outer=outer)
         except DefinitionError:
             self._refuse_cycles()
             raise

@@ -51,6 +51,7 @@ def decide(
     *,
     merge: bool = True,
     batch: int = 0,
+    outer: bool = True,
 ) -> FusionPlan:
     """The tree of shared loops of a scop.
 
@@ -62,13 +63,15 @@ def decide(
                  the other in the order of their dependences, which takes few tests
     batch:       how many points of a parallel axis around a recurrence go through its steps together, where sums in it
                  read the same for them; 0 for one at a time
+    outer:       whether a contraction shares loops with what has fewer results, where its register tile loses nothing;
+                 a GPU has blocks of threads for each of them
 
     Raises `DefinitionError` where an element depends on itself, `ScheduleError` where no order was found.
     """
     tiles = {name: dict(rows) for name, rows in (tile_rows or {}).items()}
     shared = {name: dict(rows) for name, rows in (shared_rows or {}).items()}
     tester = DistanceTester.of(scop)
-    fuser = _Fuser(scop, tester, Roles.of(scop), dependences, tiles, shared, merges=merge, batch=batch)
+    fuser = _Fuser(scop, tester, Roles.of(scop), dependences, tiles, shared, merges=merge, batch=batch, outer=outer)
     names = tuple(s.name for s in scop.statements)
     remaining = {name: fuser.axes_after(name) for name in names}
     tree = fuser.block(names, dependences.ordered, remaining, inside_parallel=False)
@@ -133,6 +136,7 @@ class _Fuser:
     shared: Mapping[str, Mapping[str, Affine]]
     merges: bool = True
     batch: int = 0
+    outer: bool = True
     batches: dict[str, frozenset[str]] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -319,7 +323,7 @@ class _Fuser:
             for other, other_used in zip(consumer.candidates, consumer.spent, strict=True):
                 both = {**rows, **other}
                 all_used = {**used, **other_used}
-                if outer_only and not self.leaves_a_tile(producer, used, remaining):
+                if outer_only and not (self.outer and self.leaves_a_tile(producer, used, remaining)):
                     continue
                 keeps = inside_parallel or consumer.recurrent
                 if not keeps and self.loses_parallelism(all_used, producer, consumer):
