@@ -29,6 +29,9 @@ TURN, TURN_APART = 0.5, 2.0
 """Cycles to copy an element of the filters to where lanes read it: a block of them turned in registers, and one by one
 (Zen 4: 0.31 ms for 512 x 4608 elements)."""
 
+LEAST_REUSE = 32
+"""Results that read a filter's element, for packing it where its lanes lie apart: with fewer, lanes would gather."""
+
 COPY = 5.0
 """Cycles that a vector of columns takes, with all that it keeps from the caches (Zen 4, 14 to 56 columns)."""
 
@@ -81,7 +84,9 @@ class _Turner:
             places = window.points(window.result[-2:])
             copied = window.points(known(window.image)) / run * -(-run // width)
             straight = min(straight, points / (2 * width * _filled(places, width)) + COPY * copied)
-        better = turned < straight and window.points((window.lanes,)) >= width
+        reads = window.points({*window.result} - {*window.free})
+        is_packed = window.filters.subscripts[-1] == axis(window.lanes) or reads >= LEAST_REUSE
+        better = turned < straight and window.points((window.lanes,)) >= width and is_packed
         return picks.agreed(f"lanes of {window.equation.name} along {window.lanes}", better)
 
     def flattens(self, window: Window) -> bool:

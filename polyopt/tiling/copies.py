@@ -78,7 +78,7 @@ def apply(scop: Scop, dependences: Dependences, plan: PackPlan) -> Packed:
         scop = versions.split(scop, plan.few)
     for packing in plan.packings:
         if packing.is_computed:
-            scop, blocks_of = _computed(scop, dependences, packing)
+            scop, blocks_of = _computed(scop, dependences, packing, frozenset(rows))
             rows |= blocks_of
             continue
         if packing.terms is not None:
@@ -127,10 +127,13 @@ def _by_terms(copy: _Copy, taken: set[str]) -> dict[str, tuple[tuple[str, Affine
 
 
 def _computed(
-    scop: Scop, dependences: Dependences, packing: Packing
+    scop: Scop, dependences: Dependences, packing: Packing, settled: frozenset[str]
 ) -> tuple[Scop, dict[str, tuple[tuple[str, Affine], ...]]]:
     """The scop in which the operand's own statement computes it block by block, and the rows of the loops over blocks,
-    inside those over results that have blocks of their own."""
+    inside those over results that have blocks of their own.
+
+    settled: statements that share the loops over blocks of another operand
+    """
     copy = _Copy.of(scop, packing)
     update, read = copy.update, copy.access.read
     (writer,) = scop.writers(packing.array)
@@ -153,7 +156,9 @@ def _computed(
     if array.shape[0] != constant(1):
         columns = _sharing(update.name, packing.axis, dependences, scop)
         loops.append((panel, axis(panel), {n: axis(a) // packing.points for n, a in columns.items()}))
-    together = set.intersection(*(set(sharing) for _, _, sharing in loops)) - {writer.name} if loops else set()
+    together = (
+        set.intersection(*(set(sharing) for _, _, sharing in loops)) - {writer.name} - settled if loops else set()
+    )
     rows = {n: tuple((loop, sharing[n]) for loop, _, sharing in loops) for n in sorted(together)}
     first = [(loop, row) for loop, row, _ in loops]
     rows[own.name] = (*first, *_rows_inside(own, along, first))
@@ -193,7 +198,9 @@ def _sharing(update: str, along: str, dependences: Dependences, scop: Scop) -> M
             if name not in (dependence.source, dependence.target):
                 continue
             other = dependence.target if dependence.source == name else dependence.source
-            if other in found or other in apart or roles.by_statement[other].contraction:
+            if other in found or other in apart or other not in roles.by_statement:
+                continue  # one that computes the blocks of another operand has a name of its own
+            if roles.by_statement[other].contraction:
                 continue
             for candidate in roles.by_statement[other].free:
                 if tester.is_coincident([dependence], {name: axis(found[name]), other: axis(candidate)}):

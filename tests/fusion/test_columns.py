@@ -226,3 +226,34 @@ def heads(names: str, kind: str) -> list[str]:
 def test_names_decide_nothing(names: str, kind: str) -> None:
     """Of two axes that run as one the first by name was taken for the outer one: fifty times as slow for y and x."""
     assert heads(names, kind) == heads("hh ww", kind)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 7, 7), (3, 16, 7, 7), (1, 64, 14, 14)])
+def test_two_sums_over_windows_of_one_image(shape: tuple[int, ...], caplog: pytest.LogCaptureFixture) -> None:
+    """What computes the first one's columns was looked for under its old name: the call ended in a KeyError."""
+    a, b = po.index("a", extent=3), po.index("b", extent=3)
+
+    @po.op
+    def both(x: i32[N, C, H, W], t: i32[F, C, 3, 3], u: i32[G, C, 3, 3]):
+        y, z = po.tensors("y z")
+        y[n, f, h, w] += x.pad(0)[n, c, h + r - 1, w + s - 1] * t[f, c, r, s]
+        z[n, g, h, w] += x.pad(0)[n, c, h + i - 1, w + j - 1] * u[g, c, i, j]
+        return y, z
+
+    @po.op
+    def step(x: f32[N, C, H, W], t: f32[F, C, 3, 3], wanted: f32[N, F, H, W]):
+        """A convolution, and its filters a step on."""
+        y, change, d = po.tensors("y change d")
+        y[n, f, h, w] += x.pad(0)[n, c, h + r - 1, w + s - 1] * t[f, c, r, s]
+        change[f, c, a, b] += x.pad(0)[n, c, h + a - 1, w + b - 1] * (wanted[n, f, h, w] - y[n, f, h, w])
+        d[f, c, a, b] = t[f, c, a, b] - change[f, c, a, b]
+        return d
+
+    x, t, u = numbers(*shape), numbers(33, shape[1], 3, 3), numbers(40, shape[1], 3, 3)
+    whole = [array.astype(np.int32) for array in (x, t, u)]
+    with caplog.at_level("WARNING", logger="polyopt"):
+        for found, expected in zip(both(*whole), both.reference(*whole), strict=True):
+            np.testing.assert_array_equal(found, expected)
+        wanted = numbers(shape[0], 33, *shape[2:])
+        np.testing.assert_array_equal(step(x, t, wanted), step.reference(x, t, wanted))
+    assert not caplog.messages

@@ -263,6 +263,9 @@ def test_results_turn_in_registers() -> None:
 def test_whole_rows_and_few_filters_stay_as_they_are() -> None:
     for sizes in ({"C": 3, "F": 64, "H": 224, "W": 224}, {"C": 64, "F": 4, "H": 14, "W": 14}):
         assert "lanes along f" not in str(padded.lower(N=1, **sizes, target=WIDE).fusion)
+    for places in ((5, 5), (1, 31)):  # filters that are read so seldom are not packed, and lanes would gather them
+        few = {"C": 64, "F": 64, "H": places[0], "W": places[1]}
+        assert "lanes along f" not in str(padded.lower(N=1, **few, target=WIDE).fusion)
     one = numbers(2, 64, 14, 14), numbers(64, 64, 1, 1)
     assert "lanes along f" not in str(pointwise.lower(*one, target=WIDE).fusion)
     np.testing.assert_array_equal(pointwise(*one), pointwise.reference(*one))
