@@ -6,7 +6,7 @@ of registers takes 14 places of a row times 32 filters, broadcasts the image as 
 packed once. So the sum is made as `y_turned[h, w, o]`, which is copied to where it belongs; and the dimensions of the
 filters that are summed over are seen as one, so that the packing turns blocks of them in registers.
 
-Exact: the terms and their order stay. Worth it where turning the filters and the result costs less than columns of the
+Exact but for the order of the sum. Worth it where turning the filters and the result costs less than columns of the
 windows (`columns`), or than the lanes that short rows leave empty.
 """
 
