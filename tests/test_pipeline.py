@@ -188,10 +188,10 @@ def test_where_fusion_finds_nothing_each_component_gets_a_nest_of_its_own(
 ) -> None:
     """A failure of the fusion is no failure of the compile: the plainer order is proved and right."""
 
-    def refuses(*given: Any, merge: bool, batch: int) -> Any:
+    def refuses(*given: Any, merge: bool, **others: Any) -> Any:
         if merge:
             raise ScheduleError("no order was found")
-        return decide(*given, merge=merge, batch=batch)
+        return decide(*given, merge=merge, **others)
 
     monkeypatch.setattr("polyopt.pipeline.fusion_decide.decide", refuses)
     op, sizes = OPERATORS[name]
