@@ -42,7 +42,7 @@ from polyopt.codegen_c.values import (
 )
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import DType, bf16, f16, i64
-from polyopt.loops.ir import Check, Expr, Load, Store, uses, walk_expr
+from polyopt.loops.ir import Check, Expr, For, Load, Store, uses, walk_expr
 from polyopt.poly.magnitudes import MOST_EXPRESSION, MOST_INDEX
 
 Key = tuple[Linear, ...]
@@ -373,6 +373,16 @@ class Expressions:
                 return None
             total += factor * stride.constant
         return total
+
+    def stored_across(self, loop: For) -> Store | None:
+        """The store of a loop that is written out around lanes, and of which each iteration stores the neighbours of
+        what the one before has stored; None for any other loop."""
+        lanes = loop.body if loop.kind == "unrolled" and loop.step == 1 else None
+        store = lanes.body if isinstance(lanes, For) and lanes.kind == "vector" and lanes.step == 1 else None
+        if not isinstance(store, Store) or store.buffer not in self.places:
+            return None
+        place = self.places[store.buffer]
+        return store if self.step(place, store, loop.var) == place.itemsize else None
 
     def promoted(self, buffer: str, indices: tuple[Expr, ...], context: Context) -> Slot | None:
         """The register that holds the element while the loop around runs."""

@@ -117,14 +117,10 @@ class Planner:
         apart: blocks of them turn in registers as they are stored."""
         found: set[str] = set()
         for inner in block.body:
-            lanes = inner.body if isinstance(inner, For) and inner.kind == "unrolled" else None
-            store = lanes.body if isinstance(lanes, For) and lanes.kind == "vector" else None
-            if isinstance(inner, For) and isinstance(store, Store) and store.buffer in self._x.places:
-                place = self._x.places[store.buffer]
-                others = (other for other in block.body if other is not inner)
-                is_alone = not any(store.buffer in buffers_used(other) for other in others)
-                if is_alone and self._x.step(place, store, inner.var) == place.itemsize:
-                    found.add(store.buffer)
+            store = self._x.stored_across(inner) if isinstance(inner, For) else None
+            others = (buffers_used(other) for other in block.body if other is not inner)
+            if store is not None and not any(store.buffer in used for used in others):
+                found.add(store.buffer)
         return frozenset(found)
 
     def _plan(

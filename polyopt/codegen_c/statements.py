@@ -183,18 +183,14 @@ class Statements:
 
     def _turned(self, loop: For, trip: Trip, flat: Flat, context: Context) -> bool:
         """Writes out a loop whose lanes store across the grain, by vectors along the loop; whether it is one."""
-        inner = loop.body
-        if loop.kind != "unrolled" or loop.step != 1 or flat.partial or not flat.count or context.lanes > 1:
+        store, inner, x = self._x.stored_across(loop), loop.body, self._x
+        if store is None or not isinstance(inner, For) or flat.partial or not flat.count or context.lanes > 1:
             return False
-        if not isinstance(inner, For) or inner.kind != "vector" or not isinstance(inner.body, Store):
-            return False
-        if inner.step != 1:
-            return False
-        store, lanewise, x = inner.body, self._lanes.plan(inner), self._x
+        lanewise = self._lanes.plan(inner)
         lanes = lanewise.lanes
         if lanes == 1 or lanewise.reductions:
             return False
-        if not self._stores.can_turn(store, loop.var, inner.var, lanes, flat.count, context):
+        if not self._stores.can_turn(store, inner.var, lanes, flat.count, context):
             return False
         rows = [row for row, _ in unrolled_contexts(x, loop, trip, flat, context)]
         trips = [trip_of(x, inner, row) for row in rows]
@@ -328,14 +324,7 @@ class Statements:
     def _most_code(self, loop: For, context: Context) -> int:
         """The most instructions for which a loop is written out: it has to be where registers hold its values."""
         is_held = context.registers and not buffers_used(loop).isdisjoint(context.registers)
-        return MOST_CODE if is_held or self._is_across(loop) else MOST_PLAIN_CODE
-
-    def _is_across(self, loop: For) -> bool:
-        """Whether the iterations store neighbours, of what lanes inside store apart: written out they turn."""
-        lanes = loop.body if loop.kind == "unrolled" else None
-        store = lanes.body if isinstance(lanes, For) and lanes.kind == "vector" else None
-        place = self._x.places.get(store.buffer) if isinstance(store, Store) else None
-        return isinstance(store, Store) and place is not None and self._x.step(place, store, loop.var) == place.itemsize
+        return MOST_CODE if is_held or self._x.stored_across(loop) is not None else MOST_PLAIN_CODE
 
     def _flat_vectors(self, loop: For, trip: Trip, flat: Flat, lanes: int, copies: int, context: Context) -> None:
         for number, inner in enumerate(vector_contexts(self._x, loop, trip, flat, lanes, context)):

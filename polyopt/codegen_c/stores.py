@@ -115,11 +115,11 @@ class Stores:
             write = partial(self._store_lanes, store, place, address, value, context.lanes, mask)
             self._guarded(guard, write)
 
-    def can_turn(self, store: Store, along: str, lane: str, lanes: int, count: int, context: Context) -> bool:
-        """Whether `count` iterations of a written-out loop, whose lanes store elements that lie apart, together store
-        runs of neighbours, and nothing that they read.
+    def can_turn(self, store: Store, lane: str, lanes: int, count: int, context: Context) -> bool:
+        """Whether vectors of `count` iterations that store neighbours (`Expressions.stored_across`) can turn in
+        registers: their lanes lie apart, all are stored, and nothing that they read.
 
-        along, lane: the variables of that loop and of the lanes
+        lane: the variable of the lanes
         """
         place = self._x.places[store.buffer]
         is_plain = store.reducer is None and not store.checks and context.mask is None and place.lanes == 1
@@ -128,8 +128,7 @@ class Stores:
             return False
         if lanes > transposes.MOST_LANES or 4 * count < lanes or place.itemsize < 4:
             return False
-        apart = self._x.step(place, store, lane)
-        return self._x.step(place, store, along) == place.itemsize and apart not in (None, 0, place.itemsize)
+        return self._x.step(place, store, lane) not in (None, 0, place.itemsize)
 
     def store_turned(self, store: Store, contexts: Sequence[Context]) -> None:
         """Stores of vectors side by side, which `can_turn`: blocks of them turn in registers.

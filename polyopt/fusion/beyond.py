@@ -29,7 +29,7 @@ LEAST_SAVED = 8
 """Products that an element of the filters is spared, for it to be read once more."""
 
 LANES = 16
-"""Filters whose zeros are summed side by side, at most: enough for whole vectors of them."""
+"""Windows of a filter whose zeros are summed side by side, at most: enough for whole vectors of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +180,7 @@ class _Apart:
 
     @staticmethod
     def times_zero(read: ir.Read) -> ir.Expr:
+        """0, or NaN where what is read is not finite."""
         return ir.Op[ir.Expr]("mul", (Const(0.0, read.dtype), read), read.dtype)
 
     def define(self, axes: tuple[ir.Axis, ...], value: ir.Expr, summed: tuple[ir.Axis, ...]) -> ir.Equation:
