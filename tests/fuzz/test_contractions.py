@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from polyopt.target import preset
-from tests.fuzz.contractions import REWRITES, Array, failure, random_contraction, rewrites
+from tests.fuzz.contractions import random_contraction
+from tests.fuzz.exact import REWRITES, Array, failure, rewrites
 
 BLOCK, BLOCKS = 30, 3
 

@@ -22,7 +22,8 @@ import numpy as np
 from polyopt.runtime.cuda import devices
 from polyopt.target import Target, gpu_preset
 from tests.codegen_cuda import test_random_groups
-from tests.fuzz.contractions import failure, random_contraction
+from tests.fuzz.contractions import random_contraction
+from tests.fuzz.exact import failure
 from tools.gpu.together import told, totals
 
 FIRST_SEED = 7_100_000_000
