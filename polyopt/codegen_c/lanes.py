@@ -9,8 +9,8 @@ from polyopt.codegen_c.flatten import visible_count
 from polyopt.dots import Dot, between
 from polyopt.dsl.ir import Cast, Op, Var
 from polyopt.dtypes import DType, bf16, f16, i32, i64
+from polyopt.loops.affine import as_affine
 from polyopt.loops.ir import Alloc, Expr, For, If, Load, Stmt, Store, stores_of, uses, walk, walk_expr
-from polyopt.loops.split import as_affine
 
 
 @dataclass(frozen=True, slots=True)

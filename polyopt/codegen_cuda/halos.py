@@ -14,9 +14,9 @@ from dataclasses import replace
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda.alignment import first_lane, is_vector
 from polyopt.dsl.affine import AxisRef
+from polyopt.loops.affine import as_affine
 from polyopt.loops.ir import Buffer, Load, walk_expr
 from polyopt.loops.scan import affine_expr
-from polyopt.loops.split import as_affine
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ filters. They cannot be left out, since a filter that is infinite or NaN makes N
 does not depend on the image. `zeros[o, r] = sum(0 * f[o, c, r, s])` is 0 or NaN, and a sum starts from those of the
 rows of its window that lie beyond an edge, `start[h, o]`, and goes over the rows inside alone.
 
-Exact: a zero more or less in a sum that starts at zero changes nothing, and NaN stays NaN. Only along axes of the
-result that a tile of registers has no rows of: those end all at once.
+Exact: a zero more or less in a sum that starts at zero changes nothing, and NaN stays NaN. Rows of a tile of registers
+end all at once: along them only where a tile takes a whole row of the result, so that each step of a window is written
+out with the rows that it has (`loops/tiles.py`). Where no zeros are left to take, the image is read as it lies.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from polyopt.fusion.axes import length
 from polyopt.fusion.windows import Window
 from polyopt.names import unused
 from polyopt.poly.intervals import is_within
+from polyopt.target import Target
 
 LEAST_SAVED = 8
 """Products that an element of the filters is spared, for it to be read once more."""
@@ -41,27 +43,27 @@ class Parts:
     notes: tuple[str, ...] = ()
 
 
-def share(program: ir.Program, window: Window) -> float:
+def share(program: ir.Program, window: Window, target: Target) -> float:
     """The share of all products that lie beyond an edge and need not be taken for each place."""
-    found = _share(program, window)
+    found = _share(program, window, target)
     return found if _is_worth_it(window, found) else 0.0
 
 
-def take_out(program: ir.Program, window: Window, taken: set[str]) -> Parts:
+def take_out(program: ir.Program, window: Window, taken: set[str], target: Target) -> Parts:
     """The sum, and before it what its products beyond the edges add up to, where that is worth it.
 
     taken: names; gains more
     """
-    found = _share(program, window)
+    found = _share(program, window, target)
     question = f"zeros of {window.equation.name} apart"
     if not found or not picks.agreed(question, _is_worth_it(window, found)):
         return Parts((window.equation,))
-    return _Apart(program, window, taken, dict(_cuts(program, window))).parts()
+    return _Apart(program, window, taken, dict(_cuts(program, window, target)), found).parts()
 
 
-def _share(program: ir.Program, window: Window) -> float:
+def _share(program: ir.Program, window: Window, target: Target) -> float:
     inside = 1.0
-    for subscript, extent in _cuts(program, window):
+    for subscript, extent in _cuts(program, window, target):
         inside *= _points_inside(subscript, extent, window) / window.points(axes_of(subscript))
     return 1 - inside
 
@@ -70,7 +72,7 @@ def _is_worth_it(window: Window, share: float) -> bool:
     return share * window.points({*window.result} - {*window.free}) >= LEAST_SAVED
 
 
-def _cuts(program: ir.Program, window: Window) -> Iterator[tuple[Affine, Affine]]:
+def _cuts(program: ir.Program, window: Window, target: Target) -> Iterator[tuple[Affine, Affine]]:
     """The subscripts of the image that leave it, and the extents that they leave, where zeros are beyond: each of an
     axis of the result and one of the sum."""
     image, shape = window.image, program.tensor(window.image.tensor).shape
@@ -78,11 +80,18 @@ def _cuts(program: ir.Program, window: Window) -> Iterator[tuple[Affine, Affine]
         return
     for subscript, extent in zip(image.subscripts, shape, strict=True):
         names = axes_of(subscript) if isinstance(subscript, Affine) else frozenset[str]()
-        if not isinstance(subscript, Affine) or not extent.is_constant or window.rows in names:
+        if not isinstance(subscript, Affine) or not extent.is_constant:
+            continue
+        if window.rows in names and not _is_one_tile(window, target):
             continue
         is_window = len(names & {*window.summed}) == 1 == len(names & {*window.result}) and not names & {*window.free}
         if is_window and len(names) == 2 and not is_within(subscript, extent, window.axes):
             yield subscript, extent
+
+
+def _is_one_tile(window: Window, target: Target) -> bool:
+    """Whether registers hold a whole row of the result, two vectors of filters wide, and what goes into it."""
+    return 2 * window.points((window.rows,)) + 3 <= target.vector_registers
 
 
 def _points_inside(subscript: Affine, extent: Affine, window: Window) -> int:
@@ -119,12 +128,17 @@ class _Zeros:
 
 @dataclass(slots=True)
 class _Apart:
-    """One sum under construction. cuts: extents, by subscripts of the image that leave them"""
+    """One sum under construction.
+
+    cuts:  extents, by subscripts of the image that leave them
+    share: of all products, that are of zeros beyond them
+    """
 
     program: ir.Program
     window: Window
     taken: set[str]
     cuts: Mapping[Affine, Affine]
+    share: float
     tensors: list[ir.Tensor] = field(default_factory=list)
 
     def parts(self) -> Parts:
@@ -138,12 +152,22 @@ class _Apart:
             reducer=None,
             reduce_axes=(),
         )
-        rest = replace(equation, guard=conjunction(*(_inside(*cut) for cut in self.cuts.items())))
+        inside = conjunction(*(_inside(*cut) for cut in self.cuts.items()))
+        rest = replace(equation, guard=inside, value=ir.rebuild(equation.value, self.plain))
         note = (
-            f"{_share(self.program, window):.0%} of the products of {equation.tensor} are of zeros beyond edges along "
+            f"{self.share:.0%} of the products of {equation.tensor} are of zeros beyond edges along "
             f"{', '.join(self.cut)}: added up once, in {zeros.read.tensor}, for filters that are not finite"
         )
         return Parts((*zeros.equations, start, first, rest), tuple(self.tensors), (note,))
+
+    def plain(self, operand: ir.Expr) -> ir.Expr:
+        """An operand of the sum; the image without its zeros, where no window that is left takes any."""
+        window, shape = self.window, self.program.tensor(self.window.image.tensor).shape
+        if operand != window.image or shape is None:
+            return operand
+        places = zip(window.image.subscripts, shape, strict=True)
+        takes_none = all(s in self.cuts or is_within(s, extent, window.axes) for s, extent in places)
+        return replace(window.image, boundary=None) if takes_none else operand
 
     @property
     def cut(self) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ class _Turner:
         """Whether lanes along the filters take fewer cycles, two multiply-adds in each, than lanes along rows."""
         width = self.target.lanes(window.equation.value.dtype.bits)
         points, run = window.points(window.axes), window.points((window.rows,))
-        turned = points * (1 - beyond.share(self.program, window))
+        turned = points * (1 - beyond.share(self.program, window, self.target))
         turned /= 2 * width * _filled(window.points((window.lanes,)), width)
         turned += (TURN if self.flattens(window) else TURN_APART) * window.points((*window.free, *window.summed))
         turned += SCATTER * window.points(window.result)
@@ -108,7 +108,7 @@ class _Turner:
         target, copies = self.reordered(window, order) or self.separate(window, order)
         axes = tuple(window.axes[own] for own in order)
         equation = replace(window.equation, tensor=target, axes=axes, subscripts=tuple(map(axis, order)))
-        parts = beyond.take_out(self.program, replace(window, equation=equation), self.taken)
+        parts = beyond.take_out(self.program, replace(window, equation=equation), self.taken, self.target)
         equations = [*self.program.equations]
         at = [e.name for e in equations].index(name)
         equations[at : at + 1] = [*parts.equations, *copies]

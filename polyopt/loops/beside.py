@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from polyopt.loops.affine import as_affine
 from polyopt.loops.ir import Alloc, Block, For, If, LoopProgram, Stmt, Store, substitute_in, uses
 from polyopt.loops.scan import affine_expr
-from polyopt.loops.split import as_affine
 
 MOST = 8
 """Rows that are written out."""

@@ -16,8 +16,8 @@ from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef
 from polyopt.dsl.ir import Op
 from polyopt.dtypes import bool_, i64
+from polyopt.loops.affine import as_affine
 from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, integer, stores_of
-from polyopt.loops.split import as_affine
 
 MOST_STORES = 8
 """Stores of a loop beyond which a copy of it would be too much code."""

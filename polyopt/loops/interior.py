@@ -16,8 +16,9 @@ from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef
 from polyopt.dsl.ir import Const, Op
 from polyopt.dtypes import bool_, i64
+from polyopt.loops.affine import arms, as_affine
 from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, integer, walk, walk_expr
-from polyopt.loops.split import as_affine, decide
+from polyopt.loops.split import decide
 
 FEWEST = 1
 """Tiles that the interior must have."""
@@ -215,23 +216,14 @@ def _bounds(affine: Affine, place: Place, variable: str) -> tuple[Affine, Affine
 
 def _ends(around: Range, variable: str) -> tuple[Affine, Affine] | None:
     """The least first and the greatest last value of a loop; bounds that move with the variable before constants."""
-    lower = _best(_arms(around.lower, "maximum"), variable)
-    upper = _best(_arms(around.upper, "minimum"), variable)
+    lower = _best(arms(around.lower, "maximum"), variable)
+    upper = _best(arms(around.upper, "minimum"), variable)
     return None if lower is None or upper is None else (lower, upper - 1)
 
 
-def _best(arms: Iterator[Expr], variable: str) -> Affine | None:
-    found = [affine for affine in map(as_affine, arms) if affine is not None and not _has_floor(affine)]
+def _best(ends: Iterator[Expr], variable: str) -> Affine | None:
+    found = [affine for affine in map(as_affine, ends) if affine is not None and not _has_floor(affine)]
     return max(found, key=lambda a: variable in _names(a), default=None)
-
-
-def _arms(expr: Expr, name: str) -> Iterator[Expr]:
-    match expr:
-        case Op(own, (left, right)) if own == name:
-            yield from _arms(left, name)
-            yield from _arms(right, name)
-        case _:
-            yield expr
 
 
 def _without(affine: Affine, name: str, at_least: Affine, at_most: Affine) -> Affine:

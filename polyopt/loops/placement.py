@@ -8,6 +8,7 @@ from itertools import combinations, product
 
 from polyopt.classes import dataclass
 from polyopt.dsl.ir import Op
+from polyopt.loops.affine import as_affine
 from polyopt.loops.ir import (
     Alloc,
     Block,
@@ -21,7 +22,6 @@ from polyopt.loops.ir import (
     stores_of,
     substatements,
 )
-from polyopt.loops.split import as_affine
 
 
 def allocate(body: Stmt, private: Sequence[tuple[Buffer, tuple[str, ...]]], loop_of: Mapping[str, str]) -> Stmt:

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 
 from polyopt.classes import dataclass
-from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef, axis, constant
+from polyopt.dsl.affine import Affine, AxisRef, axis
 from polyopt.dsl.ir import Cast, Const, Op, Var
 from polyopt.dtypes import bool_, i64
+from polyopt.loops import tiles
+from polyopt.loops.affine import as_affine, plain_atoms, tidy
 from polyopt.loops.ir import (
     Alloc,
     Block,
@@ -30,7 +32,6 @@ from polyopt.loops.ir import (
     walk_expr,
 )
 from polyopt.loops.scan import affine_expr
-from polyopt.poly.magnitudes import MOST_EXPRESSION, MOST_INDEX
 
 SHORTEST = 8
 """Iterations that the stretch without tests must have to be worth its own loop."""
@@ -48,7 +49,7 @@ def _visit(statement: Stmt) -> Stmt:
         case For(kind="serial" | "vector", step=1) if _is_innermost(statement):
             return _split_loop(statement)
         case For(kind="serial", step=1):
-            pieces = _split_bounds(replace(statement, body=_visit(statement.body)))
+            pieces = tiles.pieces(replace(statement, body=_visit(statement.body)))
             return pieces[0] if len(pieces) == 1 else Block(pieces)
         case For() | Alloc():
             return replace(statement, body=_visit(statement.body))
@@ -60,113 +61,6 @@ def _visit(statement: Stmt) -> Stmt:
 
 def _is_innermost(loop: For) -> bool:
     return all(isinstance(inner, Block | Store) for inner in walk(loop.body))
-
-
-# --- loops around loops that are written out ------------------------------------------------------------------
-
-
-def _split_bounds(loop: For) -> tuple[For, ...]:
-    """The loop in pieces, in one of which the lanes and rows inside have bounds that it does not move.
-
-    `for j: unrolled for i in range(max(i0, j + c), i0 + 4)` is a register tile up to `j = i0 - c`, and a few iterations
-    at the diagonal of a triangle; between two of them nothing else runs, so their order stays.
-    """
-    inside: set[str] = set()
-    for inner in _written_out(loop.body):
-        around = frozenset(inside)
-        inside.add(inner.var)
-        if _is_bounded(inner):
-            continue
-        for side in ("lower", "upper"):
-            edge = _edge(inner, side, loop.var, around)
-            if edge is None:
-                continue
-            bound, boundary, is_first = edge
-            lower, upper = _bounded("maximum", loop.lower, boundary), _bounded("minimum", loop.upper, boundary)
-            first, last = replace(loop, upper=upper), replace(loop, lower=lower)
-            if is_first:
-                return (*_split_bounds(replace(first, body=_with_bound(first.body, inner, side, bound))), last)
-            return (first, *_split_bounds(replace(last, body=_with_bound(last.body, inner, side, bound))))
-    return (loop,)
-
-
-def _written_out(body: Stmt) -> Iterator[For]:
-    """The loops straight inside that become lanes or registers."""
-    while isinstance(body, For) and body.kind in ("unrolled", "vector", "group"):
-        yield body
-        body = body.body
-
-
-def _is_bounded(loop: For) -> bool:
-    """Whether a greatest number of iterations is known."""
-    lower = as_affine(loop.lower)
-    uppers = [as_affine(arm) for arm in _arms(loop.upper, "minimum")]
-    return lower is not None and any(upper is not None and (upper - lower).is_constant for upper in uppers)
-
-
-def _edge(inner: For, side: str, variable: str, around: frozenset[str]) -> tuple[Expr, Expr, bool] | None:
-    """For a bound that is the greatest (or least) of a part that the variable moves and a part that it does not: the
-    latter, the first iteration on the other side, and whether the latter holds before it.
-
-    around: variables of loops between the one that is split and `inner`, which the first iteration cannot depend on
-    """
-    name = "maximum" if side == "lower" else "minimum"
-    moved: list[Affine] = []
-    still: list[Affine] = []
-    for arm in _arms(inner.lower if side == "lower" else inner.upper, name):
-        affine = as_affine(arm)
-        if affine is None:
-            return None
-        moves = variable in {atom.name for atom in _plain_atoms(affine)}
-        (moved if moves else still).append(affine)
-    if len(moved) != 1 or not still:
-        return None
-    slope = moved[0].coefficient(AxisRef(variable))
-    rest = moved[0] - axis(variable) * slope
-    if abs(slope) != 1 or variable in {atom.name for atom in _plain_atoms(rest)}:
-        return None
-    is_first = (slope == 1) == (side == "lower")
-    if any(atom.name in around for part in still for atom in _plain_atoms(part - rest)):
-        return None
-    # the parts are equal where variable = (still - rest) * slope; there the part that does not move still holds
-    shift = 1 if is_first else 0
-    ends = [affine_expr((part - rest) * slope + shift) for part in still]
-    bound = _joined(name, [affine_expr(part) for part in still])
-    other = {"maximum": "minimum", "minimum": "maximum"}
-    return bound, _joined(name if slope == 1 else other[name], ends), is_first
-
-
-def _arms(expr: Expr, name: str) -> Iterator[Expr]:
-    match expr:
-        case Op(own, (left, right)) if own == name:
-            yield from _arms(left, name)
-            yield from _arms(right, name)
-        case _:
-            yield expr
-
-
-def _joined(name: str, parts: list[Expr]) -> Expr:
-    result = parts[0]
-    for part in parts[1:]:
-        result = Op(name, (result, part), i64)
-    return result
-
-
-def _bounded(name: str, bound: Expr, boundary: Expr) -> Expr:
-    """The bound and the boundary, whichever is further in; as one expression where their distance is known."""
-    first, second = as_affine(bound), as_affine(boundary)
-    if first is not None and second is not None and (first - second).is_constant:
-        takes_first = ((first - second).constant >= 0) == (name == "maximum")
-        return bound if takes_first else boundary
-    return Op(name, (bound, boundary), i64)
-
-
-def _with_bound(body: Stmt, inner: For, side: str, bound: Expr) -> Stmt:
-    """The body with a bound of one of the loops written out replaced."""
-    assert isinstance(body, For), "the loops stand straight inside one another"
-    if body is inner or body == inner:
-        return replace(body, lower=bound) if side == "lower" else replace(body, upper=bound)
-    return replace(body, body=_with_bound(body.body, inner, side, bound))
 
 
 # --- boundaries -----------------------------------------------------------------------------------------------
@@ -294,7 +188,7 @@ def _sides(comparison: Op[Expr], variable: str, lower: Affine) -> list[_Decided]
     difference = left - right
     slope = difference.coefficient(AxisRef(variable))
     rest = difference - axis(variable) * slope
-    if abs(slope) != 1 or variable in {atom.name for atom in _plain_atoms(rest)}:
+    if abs(slope) != 1 or variable in {atom.name for atom in plain_atoms(rest)}:
         return []
     boundary = rest * -slope - lower  # difference is 0 where variable - lower = boundary
     if not boundary.is_constant:
@@ -310,60 +204,13 @@ def _sides(comparison: Op[Expr], variable: str, lower: Affine) -> list[_Decided]
     return [_Decided(comparison, start, None, wants_large), _Decided(comparison, None, start, not wants_large)]
 
 
-def _plain_atoms(affine: Affine) -> Iterator[AxisRef | SizeRef]:
-    for atom, _ in affine.terms:
-        if isinstance(atom, FloorDiv):
-            yield from _plain_atoms(atom.numerator)
-        else:
-            yield atom
-
-
-_MOST_FACTOR, _MOST_CONSTANT = MOST_EXPRESSION // 4 // MOST_INDEX, MOST_EXPRESSION // 4
-"""Nothing overflows that has such numbers in it, nor the difference of two."""
-
-
-def as_affine(expr: Expr) -> Affine | None:
-    """An i64 expression of loop variables and sizes in normal form; None where it is not affine, or a value that may
-    wrap around."""
-    found = _as_affine(expr)
-    if found is None or abs(found.constant) > _MOST_CONSTANT:
-        return None
-    return found if sum(abs(factor) for _, factor in found.terms) <= _MOST_FACTOR else None
-
-
-def _as_affine(expr: Expr) -> Affine | None:
-    match expr:
-        case Const(value, dtype) if not dtype.is_float:
-            return constant(int(value))
-        case Var(name):
-            return axis(name)
-        case Op("add" | "sub" | "mul" | "floordiv" | "mod", (left, right)):
-            first, second = as_affine(left), as_affine(right)
-            return None if first is None or second is None else _combined(expr.name, first, second)
-        case _:
-            return None
-
-
-def _combined(name: str, left: Affine, right: Affine) -> Affine | None:
-    if name == "add":
-        return left + right
-    if name == "sub":
-        return left - right
-    if name == "mul":
-        factor, value = (left, right) if left.is_constant else (right, left)
-        return value * factor.constant if factor.is_constant else None
-    if not right.is_constant or right.constant <= 0:
-        return None
-    return left // right.constant if name == "floordiv" else left % right.constant
-
-
 # --- writing decisions in -------------------------------------------------------------------------------------
 
 
 def decide(statement: Store, values: Mapping[Expr, bool]) -> Store:
     """The store with comparisons replaced by their values, and what then is decided left out."""
     written = _Written(values)
-    indices = tuple(_tidy(written.expr(index)) for index in statement.indices)
+    indices = tuple(tidy(written.expr(index)) for index in statement.indices)
     return replace(statement, indices=indices, value=written.expr(statement.value))
 
 
@@ -403,7 +250,7 @@ class _Written:
 
     def load(self, load: Load) -> Load:
         mask = None if load.mask is None else self.expr(load.mask)
-        indices = tuple(_tidy(self.expr(index)) for index in load.indices)
+        indices = tuple(tidy(self.expr(index)) for index in load.indices)
         return replace(load, indices=indices, mask=None if mask == Const(True, bool_) else mask)
 
     def quotient(self, expr: Op[Expr], left: Expr, divisor: int) -> Expr:
@@ -425,12 +272,6 @@ class _Written:
             if [*ends] == [True, False]:
                 return Op(name, (number, size), i64) if name else number
         return replace(expr, args=(number, size))
-
-
-def _tidy(index: Expr) -> Expr:
-    """An index in normal form, where it is affine."""
-    affine = as_affine(index)
-    return index if affine is None else affine_expr(affine)
 
 
 def _simplified(name: str, args: tuple[Expr, ...], original: Op[Expr]) -> Expr:

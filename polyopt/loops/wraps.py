@@ -17,9 +17,10 @@ from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axis
 from polyopt.dsl.ir import Op, Var
 from polyopt.dtypes import i64
+from polyopt.loops.affine import as_affine
 from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, map_stores, walk, walk_expr
 from polyopt.loops.scan import affine_expr
-from polyopt.loops.split import as_affine, at_least, at_least_times, decide
+from polyopt.loops.split import at_least, at_least_times, decide
 
 MOST_PIECES = 9
 MOST_NODES = 800

@@ -10,9 +10,9 @@ import pytest
 import polyopt as po
 from polyopt import f32
 from polyopt.loops import edges
+from polyopt.loops.affine import as_affine
 from polyopt.loops.instances import enumerate_instances
 from polyopt.loops.ir import For, If, LoopProgram, walk
-from polyopt.loops.split import as_affine
 from polyopt.target import preset
 from tests.poly.operators import K, N, i, j, k, linear_relu, product
 

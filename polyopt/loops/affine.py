@@ -1,0 +1,73 @@
+"""Expressions of loop variables and sizes in normal form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef, axis, constant
+from polyopt.dsl.ir import Const, Op, Var
+from polyopt.loops.ir import Expr
+from polyopt.loops.scan import affine_expr
+from polyopt.poly.magnitudes import MOST_EXPRESSION, MOST_INDEX
+
+_MOST_FACTOR, _MOST_CONSTANT = MOST_EXPRESSION // 4 // MOST_INDEX, MOST_EXPRESSION // 4
+"""Nothing overflows that has such numbers in it, nor the difference of two."""
+
+
+def as_affine(expr: Expr) -> Affine | None:
+    """An i64 expression of loop variables and sizes in normal form; None where it is not affine, or a value that may
+    wrap around."""
+    found = _as_affine(expr)
+    if found is None or abs(found.constant) > _MOST_CONSTANT:
+        return None
+    return found if sum(abs(factor) for _, factor in found.terms) <= _MOST_FACTOR else None
+
+
+def _as_affine(expr: Expr) -> Affine | None:
+    match expr:
+        case Const(value, dtype) if not dtype.is_float:
+            return constant(int(value))
+        case Var(name):
+            return axis(name)
+        case Op("add" | "sub" | "mul" | "floordiv" | "mod", (left, right)):
+            first, second = as_affine(left), as_affine(right)
+            return None if first is None or second is None else _combined(expr.name, first, second)
+        case _:
+            return None
+
+
+def _combined(name: str, left: Affine, right: Affine) -> Affine | None:
+    if name == "add":
+        return left + right
+    if name == "sub":
+        return left - right
+    if name == "mul":
+        factor, value = (left, right) if left.is_constant else (right, left)
+        return value * factor.constant if factor.is_constant else None
+    if not right.is_constant or right.constant <= 0:
+        return None
+    return left // right.constant if name == "floordiv" else left % right.constant
+
+
+def tidy(index: Expr) -> Expr:
+    """An index in normal form, where it is affine."""
+    affine = as_affine(index)
+    return index if affine is None else affine_expr(affine)
+
+
+def arms(expr: Expr, name: str) -> Iterator[Expr]:
+    """What a minimum or a maximum of several is of."""
+    match expr:
+        case Op(own, (left, right)) if own == name:
+            yield from arms(left, name)
+            yield from arms(right, name)
+        case _:
+            yield expr
+
+
+def plain_atoms(affine: Affine) -> Iterator[AxisRef | SizeRef]:
+    for atom, _ in affine.terms:
+        if isinstance(atom, FloorDiv):
+            yield from plain_atoms(atom.numerator)
+        else:
+            yield atom
