@@ -20,6 +20,7 @@ from polyopt.fusion import (
     compared,
     converted,
     device_sums,
+    ends,
     factors,
     filters,
     joined,
@@ -86,8 +87,9 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     unfolded = _unfolded(wide.program, options)
     side = _turned(unfolded.program, options)
     together = _joined(side.program, options)
-    own = privatized.privatize(together.program, options.target, reorder=not options.is_strict)
-    parts = (stepped, chained, whole, same, across, wide, unfolded, side, together, own)
+    ended = _ended(together.program, options)
+    own = privatized.privatize(ended.program, options.target, reorder=not options.is_strict)
+    parts = (stepped, chained, whole, same, across, wide, unfolded, side, together, ended, own)
     notes = (*map(str, short), *(note for part in parts for note in part.notes))
     return _in_one_pass(own.program, options, notes) or _in_parts(own, options, notes)
 
@@ -163,6 +165,14 @@ def _joined(program: ir.Program, options: Options) -> joined.Joined:
     if options.is_on_gpu:
         return joined.Joined(program)
     return joined.join(program, strided=_strided(options), reorder=not options.is_strict)
+
+
+def _ended(program: ir.Program, options: Options) -> ends.Ended:
+    """Last columns that vectors would leave almost empty by themselves. A GPU has lanes enough; sums in order run along
+    no sum."""
+    if options.is_on_gpu or options.is_strict:
+        return ends.Ended(program)
+    return ends.take_apart(program, options.target)
 
 
 def _in_one_pass(plain: ir.Program, options: Options, notes: tuple[str, ...]) -> Rewritten | None:
