@@ -129,7 +129,6 @@ def _apart(program: ir.Program, product: _Product, first: int, taken: set[str]) 
         copies.append(ir.Equation(name, name, axes, where, b, span=equation.span))
         tensors = (*tensors, ir.Tensor(name, b.dtype, shape, "local", len(axes), product.b.span))
         b = ir.Read(name, where, b.dtype, span=product.b.span)
-    swapped = {product.a: product.a, product.b: b}
     name = unused(f"{equation.name}_end", taken)
     taken.add(name)
     rest = replace(
@@ -137,7 +136,7 @@ def _apart(program: ir.Program, product: _Product, first: int, taken: set[str]) 
         name=name,
         axes=tuple(others[a.name] for a in equation.axes),
         subscripts=tuple(axis(end.name) + first if s == axis(columns.name) else s for s in equation.subscripts),
-        value=ir.rebuild(equation.value, lambda factor: swapped.get(factor, factor)),
+        value=ir.rebuild(equation.value, lambda factor: b if factor == product.b else factor),
     )
     shorter = ir.Axis(columns.name, columns.lower, (constant(first),))
     main = replace(equation, axes=tuple(shorter if a == columns else a for a in equation.axes))
