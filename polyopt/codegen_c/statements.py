@@ -7,6 +7,7 @@ once where the body is small, and masked vectors for the rest; what cannot run i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import assert_never
@@ -51,7 +52,21 @@ from polyopt.codegen_c.values import (
 )
 from polyopt.dots import Dot
 from polyopt.dsl.ir import Const, Var
-from polyopt.loops.ir import Alloc, Block, Buffer, Expr, For, If, Load, Stmt, Store, buffers_used, stores_of, walk_expr
+from polyopt.loops.ir import (
+    Alloc,
+    Block,
+    Buffer,
+    Expr,
+    For,
+    If,
+    Load,
+    Stmt,
+    Store,
+    buffers_used,
+    stores_of,
+    walk,
+    walk_expr,
+)
 
 AHEAD_BYTES = 1024
 """How far ahead of a vector its operands are asked for: 16 lines of the cache, 5 to 20 ns each."""
@@ -345,7 +360,7 @@ class Statements:
         """Vectors per iteration of the main loop."""
         cost = cost_of(loop.body)
         sums = sum(store.reducer is not None for store in stores_of(loop.body))
-        copies = (4 if cost <= 24 else 2 if cost <= 64 else 1) if sums else 4 if cost <= 6 else 2 if cost <= 16 else 1
+        copies = (4 if cost <= 24 else 2 if cost <= 64 else 1) if sums else 4 if cost <= 16 else 2 if cost <= 32 else 1
         while copies > 1 and (
             sums * copies > MOST_PARTIALS or (trip.count is not None and trip.count < lanes * copies)
         ):
@@ -366,10 +381,11 @@ class Statements:
 
         def full(first: Value) -> None:
             start = linear(x.bounded(first))
-            for copy in range(copies):
-                position = start + Linear(copy * lanes)
-                self._fetch_ahead(loop, trip, position, lanes, context)
-                self._one_vector(loop, trip, position, lanes, None, copy, context)
+            with self._stores.last() if copies > 1 and _only_defines(loop.body) else nullcontext():
+                for copy in range(copies):
+                    position = start + Linear(copy * lanes)
+                    self._fetch_ahead(loop, trip, position, lanes, context)
+                    self._one_vector(loop, trip, position, lanes, None, copy, context)
 
         def masked(first: Value) -> None:
             position = linear(x.bounded(first))
@@ -438,6 +454,13 @@ class Statements:
             return scalar_of(self._f, trip.upper - trip.lower)
         rounded = scalar_of(self._f, trip.upper - trip.lower + Linear(trip.step - 1))
         return binary(self._f, "sdiv", rounded, int64(trip.step))
+
+
+def _only_defines(body: Stmt) -> bool:
+    """Whether a body stores plain values alone, and reads nothing of what it stores to."""
+    stores = stores_of(body)
+    is_plain = all(isinstance(inner, Block | Store) for inner in walk(body)) and not any(s.reducer for s in stores)
+    return is_plain and {buffer for buffer, _ in _loads_of(body)}.isdisjoint(store.buffer for store in stores)
 
 
 def _position(trip: Trip, first: Linear) -> Linear:
