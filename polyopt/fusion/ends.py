@@ -4,8 +4,8 @@ A product of 129 columns takes nine vectors of 16 lanes for each row and step of
 That column is a product of a matrix and a vector: `z[i, 128] = sum(a[i, k] * b_end[k])`, with lanes along the sum,
 takes a sixteenth of what it took. The column of the operand is copied first where its elements lie apart.
 
-Exact but for the order of the sum. Only where nothing else in the program reads the result: what follows a product is
-computed in its tiles.
+Exact but for the order of the sum. Only of arguments, and where nothing else in the program reads the result: what
+comes before and after a product is computed in its tiles.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ def _product_of(program: ir.Program, equation: ir.Equation) -> _Product | None:
     for a, b in (value.args, value.args[::-1]):
         if not isinstance(a, ir.Read) or not isinstance(b, ir.Read):
             continue
+        if any(program.tensor(operand.tensor).role != "input" for operand in (a, b)):
+            continue  # what is computed for the tiles of a product would have two products to wait for
         of_a, of_b = plain_axes(a) or (), plain_axes(b) or ()
         knows_rows = {*of_a} - {*of_b} and {*of_a, *of_b} == {*axes}
         if knows_rows and result[-1] in {*of_b} - {*of_a} and summed.name in {*of_a} & {*of_b}:
