@@ -36,6 +36,7 @@ from polyopt.runtime.glance import Glance, Seen
 from polyopt.runtime.state import Composed, Unchanging
 from polyopt.target import Target
 from polyopt.text import fragment
+from polyopt.working import working
 
 if TYPE_CHECKING:
     from polyopt.pipeline import Lowering
@@ -284,15 +285,14 @@ class Op(Unchanging):
 
         def resolved(traced: Traced) -> tuple[Program, Structure]:
             sizes = solve_sizes(self.signature, traced.program, given.shapes)
-            with compilation.working(traced.program):
-                return compilation.resolve(specialise(traced.program, sizes)), traced.structure
+            program = working(traced.program, lambda: compilation.resolve(specialise(traced.program, sizes)))
+            return program, traced.structure
 
         program, structure = self._equations.apply(resolved, given)
-        with compilation.working(program):
-            if numerics == "strict":
-                values = reference.evaluate(program, given.arrays, precision="strict", functions=forms())
-            else:
-                values = reference.evaluate(program, given.arrays)
+        evaluate = functools.partial(reference.evaluate, program, given.arrays)
+        if numerics == "strict":
+            evaluate = functools.partial(evaluate, precision="strict", functions=forms())
+        values = working(program, evaluate)
         return structure.rebuild([values[name] for name in program.results])
 
     def on(self, target: str | Target) -> Op:

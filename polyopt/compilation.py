@@ -7,10 +7,9 @@ import functools
 import hashlib
 import json
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -21,7 +20,6 @@ from polyopt.dsl.ir import Program
 from polyopt.errors import (
     BackendUnavailable,
     CompileError,
-    DefinitionError,
     LegalityError,
     ScheduleError,
     ShapeError,
@@ -30,6 +28,7 @@ from polyopt.forks import COMPILING
 from polyopt.options import Options
 from polyopt.problem import Picks, Problem
 from polyopt.progress import Progress
+from polyopt.room import with_room
 from polyopt.runtime import arrays, fastcall, jit
 from polyopt.runtime.arrays import Array
 from polyopt.runtime.cuda import devices
@@ -40,17 +39,16 @@ from polyopt.runtime.kernel import Kernel, KernelInfo
 from polyopt.runtime.objects import LoadedCode
 from polyopt.runtime.pool import POOLS, is_supported, pool_text
 from polyopt.target import Rates, Target, preset, rates_from_json
+from polyopt.working import working
 
 if TYPE_CHECKING:
+    from polyopt.gpu_pipeline import GpuBuilt
     from polyopt.pipeline import Lowering
     from polyopt.runtime.cuda.calls import CudaCall, CudaKernel
+    from polyopt.runtime.cuda.image import CudaImage
     from polyopt.runtime.emulator.driver import Emulator, Mode
 
 _log = logging.getLogger(__name__)
-
-
-DEEPEST_CALLS = 6000
-"""Calls inside each other while compiling; a thread's stack of 8 MiB holds twice as many."""
 
 
 class _Compiler:
@@ -64,7 +62,7 @@ class _Compiler:
         self._has_quick_code = False
 
     def kernel(self, problem: Problem) -> Kernel:
-        with working(problem.program):
+        def find() -> Kernel:
             picks = recorded_picks(problem)
             key = problem.key(picks)
             kernel = self._kernels.get(key)
@@ -72,15 +70,16 @@ class _Compiler:
                 kernel = self._kernels[key] = _from_disk(key) or self._compile(problem, picks, key)
             return kernel
 
+        return working(problem.program, find)
+
     def gpu_kernel(self, problem: Problem, driver: Driver) -> CudaKernel:
-        with working(problem.program):
-            key = _gpu_key(problem, driver)
-            memory_key = f"{key} {id(driver)}"
-            kernel = self._gpu_kernels.get(memory_key)
-            if kernel is None:
-                kernel = _gpu_from_disk(key, driver) or _gpu_compile(problem, key, driver)
-                self._gpu_kernels[memory_key] = kernel
-            return kernel
+        key = with_room(lambda: _gpu_key(problem, driver))
+        memory_key = f"{key} {id(driver)}"
+        kernel = self._gpu_kernels.get(memory_key)
+        if kernel is None:
+            found = _gpu_from_disk(key, driver) or _gpu_compile(problem, key, driver)
+            kernel = self._gpu_kernels.setdefault(memory_key, found)
+        return kernel
 
     def _compile(self, problem: Problem, picks: Picks | None, key: str) -> Kernel:
         """A new kernel; without the picks where these give no legal plan."""
@@ -97,8 +96,8 @@ class _Compiler:
             return error.what
 
     def lower(self, problem: Problem, picks: Picks | None) -> Lowering:
-        with working(problem.program):
-            return self._lowerings.setdefault(problem.key(picks), self._lowering(problem, picks)())
+        make = self._lowering(problem, picks)
+        return working(problem.program, lambda: self._lowerings.setdefault(problem.key(picks), make()))
 
     def _lowering(self, problem: Problem, picks: Picks | None) -> Callable[[], Lowering]:
         """Makes the stages, or gives those that somebody is looking at: then a compile need not plan them again."""
@@ -122,7 +121,7 @@ class _Compiler:
         arrays: Mapping[str, Array],
         run: Callable[[], Sequence[Array]],
     ) -> None:
-        with COMPILING:
+        def check() -> None:
             from polyopt import strict
 
             lowering = self.lower(problem, recorded_picks(problem)).settled
@@ -130,44 +129,27 @@ class _Compiler:
                 strict.check(lowering, sizes, arrays)
                 strict.check_results(lowering, sizes, arrays, run())
 
+        working(problem.program, check)
+
     def quick_code(self) -> LoadedCode | None:
-        with COMPILING:
+        def find() -> LoadedCode | None:
             if not self._has_quick_code:
                 self._has_quick_code = True
                 self._quick_code = _load_quick_code() if settings.current().fast_call else None
             return self._quick_code
 
-    def resolve(self, program: Program) -> Program:
-        from polyopt import pipeline
+        return with_room(find)
 
-        with working(program):
+    def resolve(self, program: Program) -> Program:
+        def find() -> Program:
+            from polyopt import pipeline
+
             return pipeline.resolve(program)
+
+        return working(program, find)
 
 
 _COMPILER = _Compiler()
-
-
-@contextmanager
-def working(program: Program) -> Iterator[None]:
-    """Holds the lock of compilers, with room for expressions of a thousand terms: each level takes a few calls.
-
-    Raises `DefinitionError` where an expression is nested more deeply than that.
-    """
-    with COMPILING:
-        before = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(before, DEEPEST_CALLS))
-        try:
-            yield
-        except RecursionError:
-            raise DefinitionError(
-                f"an expression of op '{program.name}' is nested too deeply to compile",
-                where=next((equation.span for equation in program.equations), None),
-                why="It has more than a thousand operations inside each other.",
-                fix="give parts of it tensors of their own, or sum over an index instead of in a Python loop",
-                facts={"op": program.name},
-            ) from None
-        finally:
-            sys.setrecursionlimit(before)
 
 
 def kernel_for(problem: Problem) -> Kernel:
@@ -240,7 +222,7 @@ def host() -> Target:
     if entry is not None:
         with suppress(ValueError, TypeError):
             return dataclasses.replace(Target(**json.loads(entry.report)), rates=_kept_rates())
-    found = targets.host()
+    found = with_room(targets.host)
     cache.store(key, Entry(KernelInfo("host", ()), b"", json.dumps(dataclasses.asdict(found))))
     return dataclasses.replace(found, rates=_kept_rates())
 
@@ -374,33 +356,44 @@ def emulator_object() -> bytes:
 
 
 def _gpu_from_disk(key: str, driver: Driver) -> CudaKernel | None:
-    from polyopt.runtime.cuda import image
-    from polyopt.runtime.cuda.calls import CudaKernel
-    from polyopt.runtime.cuda.program import Program as GpuProgram
+    with COMPILING:  # so that no module is half imported where a process forks
+        from polyopt.runtime.cuda import image
 
-    entry = cache.lookup(key)
-    if entry is None:
-        return None
-    try:
-        return CudaKernel(entry.info, GpuProgram(image.from_bytes(entry.object_code), driver))
-    except (CompileError, ValueError, KeyError, TypeError) as error:
-        _log.warning("the cache entry %s does not load here (%s); compiling again", key[:12], error)
-        return None
+        entry = cache.lookup(key)
+        if entry is None:
+            return None
+        try:
+            return _gpu_load(entry.info, image.from_bytes(entry.object_code), driver)
+        except (CompileError, ValueError, KeyError, TypeError) as error:
+            _log.warning("the cache entry %s does not load here (%s); compiling again", key[:12], error)
+            return None
 
 
 def _gpu_compile(problem: Problem, key: str, driver: Driver) -> CudaKernel:
-    from polyopt import gpu_pipeline, pipeline
-    from polyopt.runtime.cuda.calls import CudaKernel
-    from polyopt.runtime.cuda.program import Program as GpuProgram
+    def build() -> GpuBuilt:
+        from polyopt import gpu_pipeline, pipeline
 
-    started = time.perf_counter()
-    with Progress(f"polyopt: compiling {problem.program.name}"):
-        resolved = pipeline.resolve(problem.program)
-        _check_result_shapes(resolved, problem)
-        built = gpu_pipeline.build(resolved, _options(problem, None), driver.limits.arch if driver.wants_cubin else "")
-    _log.info("compiled %s in %.0f ms", problem.program.name, 1e3 * (time.perf_counter() - started))
-    cache.store(key, Entry(built.info, built.object_code, built.report))
-    return CudaKernel(built.info, GpuProgram(built.image, driver))
+        started = time.perf_counter()
+        with Progress(f"polyopt: compiling {problem.program.name}"):
+            resolved = pipeline.resolve(problem.program)
+            _check_result_shapes(resolved, problem)
+            arch = driver.limits.arch if driver.wants_cubin else ""
+            built = gpu_pipeline.build(resolved, _options(problem, None), arch)
+        _log.info("compiled %s in %.0f ms", problem.program.name, 1e3 * (time.perf_counter() - started))
+        cache.store(key, Entry(built.info, built.object_code, built.report))
+        return built
+
+    built = working(problem.program, build)
+    return _gpu_load(built.info, built.image, driver)
+
+
+def _gpu_load(info: KernelInfo, image: CudaImage, driver: Driver) -> CudaKernel:
+    """The kernel, loaded by the caller's thread: it is inside a context of the device."""
+    with COMPILING:
+        from polyopt.runtime.cuda.calls import CudaKernel
+        from polyopt.runtime.cuda.program import Program as GpuProgram
+
+        return CudaKernel(info, GpuProgram(image, driver))
 
 
 # --- making a kernel ------------------------------------------------------------------------------------------

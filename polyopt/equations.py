@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from polyopt import bounded, compilation
+from polyopt import bounded
 from polyopt.dsl import ir
 from polyopt.dsl import trace as tracing
 from polyopt.dsl.affine import FALSE, condition_text
@@ -24,6 +24,7 @@ from polyopt.runtime import arguments, arrays
 from polyopt.runtime.arguments import Arguments
 from polyopt.runtime.state import constants_key
 from polyopt.target import Target
+from polyopt.working import working
 
 Value = TypeVar("Value")
 _LOG = logging.getLogger(__name__)
@@ -83,8 +84,7 @@ class Equations:
         """The problem for known sizes; those that are dynamic, and those not known, stay symbolic."""
         dynamic = self._dynamic(traced.program.sizes)
         known = {name: size for name, size in sizes.items() if name not in dynamic}
-        with compilation.working(traced.program):
-            program = specialise(traced.program, known)
+        program = working(traced.program, lambda: specialise(traced.program, known))
         if FALSE in program.conditions:
             raise _unmet(traced.program, known)
         return Problem(program, program.sizes, {}, target, self._choices.numerics)

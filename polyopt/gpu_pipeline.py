@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +42,7 @@ from polyopt.runtime.kernel import KernelInfo
 from polyopt.target import GpuTarget
 from polyopt.tiling import pack
 from polyopt.tiling.plan import TilingPlan
+from polyopt.working import stage
 
 if TYPE_CHECKING:
     from polyopt.export import Saved
@@ -117,13 +117,13 @@ class GpuLowering(Lowering):
         assert found is not None, "a lowering for a GPU has a GPU for its target"
         return found
 
-    @cached_property
+    @stage
     def _copies(self) -> Copies:
         """Nothing is copied before the loops are mapped."""
         windows = attach.AttachPlan()
         return Copies(windows, pack.PackPlan(), attach.apply(extract.extract(self.rewritten), windows))
 
-    @cached_property
+    @stage
     def _decided(self) -> GpuDecided:  # type: ignore[override]  # what the stages below take from it is the same
         """Everything after fusion, proved and emitted; with plainer plans where that fails."""
         products = _PRODUCTS[self.options.numerics]
@@ -222,7 +222,7 @@ class GpuLowering(Lowering):
         note = f"arrays on the host are copied to the GPU and back, {found.bytes} bytes a call; arrays on a GPU are not"
         return replace(found, notes=(*found.notes, note))
 
-    @cached_property
+    @stage
     def info(self) -> KernelInfo:
         """How to call the kernels. shared_bytes: device memory for temporaries"""
         entry = self.cuda.kernels[0].name if self.cuda.kernels else ""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import islpy as isl
 
@@ -44,6 +44,7 @@ from polyopt.poly.space import isl_errors, operation_budget
 from polyopt.poly.storage import StoragePlan
 from polyopt.poly.tree import Tree
 from polyopt.rewriting import Rewritten
+from polyopt.room import with_room
 from polyopt.runtime import jit
 from polyopt.runtime.kernel import KernelInfo
 from polyopt.target import Target
@@ -51,6 +52,7 @@ from polyopt.tiling import apply as tiling_apply
 from polyopt.tiling import copies, dots, pack
 from polyopt.tiling import decide as tiling_decide
 from polyopt.tiling.plan import TilingPlan
+from polyopt.working import stage
 
 if TYPE_CHECKING:
     from polyopt.codegen_c.emit import LlvmModule
@@ -167,19 +169,19 @@ class Lowering:
     no_pairs: str = ""
     one_version: str = ""
 
-    @cached_property
+    @stage
     def rewritten(self) -> ir.Program:
         """The program after exact rewrites."""
         return self._rewritten.program
 
-    @cached_property
+    @stage
     def _rewritten(self) -> Rewritten:
         if self.given_up:
             return rewriting.plain(self.program, self.options)
         with self._steered():
             return rewriting.rewrite(self.program, self.options)
 
-    @cached_property
+    @stage
     def _copies(self) -> Copies:
         """Producers that tiles compute anew, and operands that tiles copy."""
         scop, dependences = self._rewritten.scop, self._rewritten.dependences
@@ -263,14 +265,14 @@ class Lowering:
                 reads = reads.union(isl.UnionMap.from_map(access.relation))
         return {"reads": reads, "writes": writes}
 
-    @cached_property
+    @stage
     def dependences(self) -> Dependences:
         """What must run before what."""
         if self.scop is self._rewritten.scop:  # nothing is copied
             return self._rewritten.dependences
         return dependence.compute(self.scop, strict=self.options.is_strict)
 
-    @cached_property
+    @stage
     def fusion(self) -> FusionPlan:
         """Which statements share which loops, and why."""
         rows, shared = self._copies.result.rows, {**self._rewritten.rows, **self._copies.shared}
@@ -299,7 +301,7 @@ class Lowering:
         if cycle:
             raise cycles.error(cycle)
 
-    @cached_property
+    @stage
     def _decided(self) -> Decided:
         """Everything after fusion, proved; without tiles, lanes and threads where the proof fails."""
         fused = self.fusion.tree  # where there is none, there is none without tiles either
@@ -311,7 +313,7 @@ class Lowering:
             _LOG.warning("%s: %s; falling back to the plain order", self.program.name, error.what)
             return replace(self._decide(fused, simple=True), fallback=error.what)
 
-    @cached_property
+    @property
     def settled(self) -> Self:
         """The lowering whose plans are used: this one, or where they cannot be made, proved or scanned, or lead to a
         kernel that LLVM would take minutes for, one without pairs of bf16 or versions for many rows, then one without
@@ -319,6 +321,11 @@ class Lowering:
 
         Raises `ScheduleError` or `LegalityError` where even that one is not proved.
         """
+        found: Self = self._settled
+        return found
+
+    @stage
+    def _settled(self) -> Any:
         try:
             self._check()
         except (LegalityError, ScheduleError) as error:
@@ -415,14 +422,14 @@ class Lowering:
         """The loop program."""
         return self.settled._loops
 
-    @cached_property
+    @stage
     def _loops(self) -> LoopProgram:
         in_place = calling.in_place(self.scop, self.program)
         mapped = self._decided.mapping
         streamed = streams.apply(self._scanned, mapped.streams, in_place, mapped.ahead)
         return beside.write_out(edges.split(wraps.split(loops_split.split(interior.split(streamed)))))
 
-    @cached_property
+    @stage
     def _scanned(self) -> LoopProgram:
         """The loops that isl scans the domains with. Raises `ScheduleError` where it cannot."""
         decided = self._decided
@@ -471,7 +478,7 @@ class Lowering:
         """The LLVM IR of the kernel."""
         return self.settled._module
 
-    @cached_property
+    @stage
     def _module(self) -> LlvmModule:
         target = self.options.target
         try:
@@ -499,7 +506,7 @@ class Lowering:
             case "c":
                 from polyopt.codegen_c import c_source
 
-                return c_source.as_c(self.loops)
+                return with_room(lambda: c_source.as_c(self.loops))
             case "llvm":
                 return self.module.text
             case "asm":
@@ -526,9 +533,9 @@ class Lowering:
 
     def report(self) -> reports.Report:
         """Flops, bytes, what was fused and why, tiles, storage and the proof."""
-        return reports.make(self.settled)
+        return with_room(lambda: reports.make(self.settled))
 
-    @cached_property
+    @stage
     def info(self) -> KernelInfo:
         """How to call the kernel."""
         module = self.module

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-import select
+import selectors
 import subprocess
 import sys
 import tempfile
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from polyopt import compilation, records, settings
 from polyopt.classes import dataclass
@@ -208,11 +208,10 @@ class _Children:
     def _compiled(self, picks: Picks) -> tuple[dict[str, Any], str, tuple[Question, ...]]:
         """What the child needs. Raises the errors of a compile; `TrialFailed` for picks that give no legal plan."""
         lowering = compilation.lower_with(self._problem, picks)
-        with compilation.working(self._problem.program):
-            if lowering.settled.fallback:
-                raise TrialFailed(f"no legal plan: {lowering.settled.fallback}")
-            text = lowering.module.text
-            object_code = jit.compile_object(text, self._problem.target)
+        if lowering.settled.fallback:
+            raise TrialFailed(f"no legal plan: {lowering.settled.fallback}")
+        text = lowering.module.text
+        object_code = jit.compile_object(text, self._problem.target)
         digest = digest_of(text)
         path = Path(self._folder.name, f"{digest}.o")
         path.write_bytes(object_code)
@@ -268,7 +267,7 @@ class _Children:
         try:
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
-            is_there = bool(select.select([process.stdout], [], [], limit_s)[0])
+            is_there = _has_something_to_read(process.stdout, limit_s)
             line = process.stdout.readline() if is_there else ""
         except OSError:
             is_there, line = True, ""
@@ -289,3 +288,10 @@ class _Children:
                 if pipe is not None:
                     with suppress(OSError):  # what the child has not read
                         pipe.close()
+
+
+def _has_something_to_read(pipe: IO[str], limit_s: float) -> bool:
+    """Whether something, or the end, comes through a pipe in so many seconds."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        return bool(selector.select(limit_s))

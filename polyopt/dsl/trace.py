@@ -22,6 +22,7 @@ from polyopt.dsl.tensor import Tensor
 from polyopt.dsl.verify import verify
 from polyopt.dtypes import DType
 from polyopt.errors import ArgumentError, DefinitionError, Span, with_article
+from polyopt.room import with_room
 
 Given = Mapping[
     str,
@@ -66,11 +67,16 @@ def trace(
         returned = _returned(function, positional, arguments, signature)
         leaves, structure = flatten(returned, signature)
         results = _as_results(state, leaves, signature.span)
+    return Traced(with_room(lambda: _collected(state, parameters, results, signature)), structure)
+
+
+def _collected(state: State, parameters: list[Handle], results: list[Handle], signature: Signature) -> Program:
+    """The program of what the function said."""
     check_used(state)
     state.agreements += used_extents(state)
     program = _elaborate(state, parameters, results, signature)
     verify(program)
-    return Traced(program, structure)
+    return program
 
 
 def _returned(

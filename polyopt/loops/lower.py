@@ -46,10 +46,10 @@ from polyopt.poly.tree import Sequence as TreeSequence
 
 _LOG = logging.getLogger(__name__)
 
-LOCAL_BYTES = 1 << 15
-"""No private buffer that is larger lives on a thread's stack."""
-STACK_BYTES = 8 * LOCAL_BYTES
-"""All of them together: stacks of threads have half a megabyte on some systems."""
+LOCAL_BYTES = 1 << 12
+"""No private buffer that is larger lives on a thread's stack: the caller's may have 64 KiB."""
+STACK_BYTES = 4 * LOCAL_BYTES
+"""All of them together."""
 
 OPERATIONS, FEW_STATEMENTS = 100_000, 8
 """Of isl's for the loops of a tree, for each statement, and of so many statements at least: our operators take half of

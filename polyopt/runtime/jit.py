@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from polyopt.errors import CompileError
-from polyopt.forks import COMPILING
+from polyopt.room import with_room
 from polyopt.runtime import objects
 from polyopt.runtime.objects import LoadedCode
 from polyopt.target import Target, host
@@ -36,16 +36,22 @@ def compile_object(ir_text: str, target: Target, *, opt: int = DEFAULT_OPTIMISAT
     opt: effort of LLVM's instruction selection and register allocation, 0 to 3
     Raises `CompileError` where LLVM refuses the text; the full LLVM message is in `facts["llvm"]`.
     """
-    with COMPILING:
+
+    def emitted() -> bytes:
         machine = _target_machine(target, opt)
         return bytes(machine.emit_object(_prepared(ir_text, machine, opt)))
+
+    return with_room(emitted)
 
 
 def assembly(ir_text: str, target: Target, *, opt: int = DEFAULT_OPTIMISATION) -> str:
     """The assembly text of what `compile_object` makes. Raises `CompileError` as it does."""
-    with COMPILING:
+
+    def emitted() -> str:
         machine = _target_machine(target, opt)
         return str(machine.emit_assembly(_prepared(ir_text, machine, opt)))
+
+    return with_room(emitted)
 
 
 def load_object(object_code: bytes, symbols: Iterable[str], imports: Mapping[str, int] | None = None) -> LoadedCode:
@@ -58,8 +64,7 @@ def load_object(object_code: bytes, symbols: Iterable[str], imports: Mapping[str
     found = objects.load(object_code, wanted, imports or {})
     if found is not None:
         return found
-    with COMPILING:
-        return _link_with_llvm(object_code, wanted, imports or {})
+    return with_room(lambda: _link_with_llvm(object_code, wanted, imports or {}))
 
 
 def _link_with_llvm(object_code: bytes, wanted: tuple[str, ...], imports: Mapping[str, int]) -> LoadedCode:
@@ -77,10 +82,13 @@ def _link_with_llvm(object_code: bytes, wanted: tuple[str, ...], imports: Mappin
 
 def version() -> str:
     """LLVM's version with llvmlite's, as cache keys hold them."""
-    import llvmlite
 
-    with COMPILING:
+    def found() -> str:
+        import llvmlite
+
         return f"llvmlite {llvmlite.__version__}, LLVM {'.'.join(map(str, _binding().llvm_version_info))}"
+
+    return with_room(found)
 
 
 @cache

@@ -21,6 +21,7 @@ from polyopt import settings
 from polyopt.classes import dataclass
 from polyopt.errors import ArgumentError
 from polyopt.forks import COMPILING
+from polyopt.room import with_room
 from polyopt.runtime import jit
 from polyopt.runtime.objects import LoadedCode
 from polyopt.runtime.pool_ir import ARCHITECTURES, INIT, RUN, STOP, Patience, pool_ir
@@ -94,8 +95,7 @@ class Pools:
 
     def object_code(self) -> bytes:
         """The pool's machine code, good for every machine of this architecture; compiled once per process."""
-        with COMPILING:
-            return self._object()
+        return with_room(self._object)
 
     def provide_object_code(self, object_code: bytes) -> None:
         """Take the machine code from a cache instead of compiling it."""
@@ -108,12 +108,14 @@ class Pools:
             pool.reset()
 
     def _use(self, threads: int) -> Pool:
-        with COMPILING:
+        def use() -> Pool:
             if threads not in self._by_threads:
                 self._by_threads[threads] = self._make(threads)
             self._current = self._by_threads[threads]
             self._cell[:] = [self._current.run, self._current.slots]
             return self._current
+
+        return with_room(use)
 
     def _make(self, threads: int) -> Pool:
         if not is_supported():

@@ -72,7 +72,7 @@ def drawn(
     magnitude: int = 3,
     special: int | None = None,
 ) -> Exact:
-    """The operator with layouts and threads; an argument with a special element lies as its kind does."""
+    """The operator with layouts and threads; arguments of which one has a special element are contiguous."""
     layouts = tuple(
         random.choice(LAYOUTS) if random.random() < 0.25 and special is None else "contiguous" for _ in shapes
     )

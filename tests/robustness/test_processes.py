@@ -57,6 +57,12 @@ def test_a_signal_handler_waits_for_no_thread_that_waits_for_its_own(tmp_path: P
 
 
 @posix
+@pytest.mark.parametrize("kibibytes", [64, 512])
+def test_threads_with_small_stacks(tmp_path: Path, kibibytes: int) -> None:
+    finish(start(f"small_stacks({kibibytes})", tmp_path / "cache"))
+
+
+@posix
 def test_forks_after_parallel_use(tmp_path: Path) -> None:
     finish(start("forks(200)", tmp_path / "cache"))
 

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.testing  # else a thread imports it, with parts of importlib, as another one forks
 
 import polyopt as po
 from polyopt import f32, i64
@@ -156,6 +158,99 @@ def handler_beside_a_first_call() -> None:
     assert len(found) == 2
     for each in found:
         np.testing.assert_array_equal(each, x.sum(axis=1))
+
+
+# --- stacks -----------------------------------------------------------------------------------------------------
+
+
+def small_stacks(kibibytes: int) -> None:
+    """What compiles, looks inside and runs in threads of so little stack, and in a main thread of 256 KiB."""
+    threading.stack_size(kibibytes << 10)
+    for part in (_nested, _fused, _looked_at, _checked, _refused):
+        _in_a_thread(part)
+    assert threading.stack_size(0) == kibibytes << 10, "the size that the user gave is gone"
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_STACK, (256 << 10, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    for part in (_nested, _looked_at):
+        part()
+
+
+def _in_a_thread(part: Callable[[], None]) -> None:
+    ended: list[Callable[[], None]] = []
+
+    def go() -> None:
+        part()
+        ended.append(part)
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    thread.join()
+    assert ended, part
+
+
+def _roots(count: int) -> po.Op:
+    @po.op
+    def nested(x: f32[N], w: f32[N]):
+        y, value = po.tensor("y"), x[i]
+        for _ in range(count):
+            value = po.sqrt(value * w[i] + 1)
+        y[i] = value
+        return y
+
+    return nested
+
+
+def _nested() -> None:
+    x, roots = np.ones(100, np.float32), _roots(200)
+    found = roots(x, x)
+    np.testing.assert_allclose(found, np.full(100, 1.618034, np.float32), rtol=1e-5)
+    np.testing.assert_allclose(found, roots.reference(x, x), rtol=1e-5)
+
+
+@po.op
+def _blocks(x: f32[M, N], w: f32[N, N]):
+    k = po.index("k")
+    for step in range(8):
+        y = po.tensor(f"y{step}")
+        y[i, j] = po.sum(x[i, k] * w[k, j], k)
+        x = po.softmax(y, axis=-1)
+    return x
+
+
+def _fused() -> None:
+    x, w = np.eye(96, 64, dtype=np.float32), np.eye(64, dtype=np.float32)
+    expected = x.astype(np.float64)
+    for _ in range(8):
+        expected = np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True)
+    for _ in range(2):
+        np.testing.assert_allclose(_blocks(x, w), expected, rtol=1e-5)
+    np.testing.assert_allclose(po.einsum("ij,jk->ik", x, w), x)
+
+
+def _looked_at() -> None:
+    lowering = _blocks.lower(M=33, N=65)
+    assert str(lowering.schedule) and lowering.source("c") and lowering.source("asm") and str(lowering.report())
+    assert str(lowering.loops) == str(_blocks.lower(M=33, N=65))
+
+
+def _checked() -> None:
+    x, w = np.ones((3, 5), np.float32), np.ones((5, 5), np.float32)
+    with po.strict_checks():
+        np.testing.assert_allclose(_blocks(x, w), np.full((3, 5), 0.2, np.float32), rtol=1e-5)
+
+
+def _refused() -> None:
+    """What another thread raises is the caller's, with the user's line and none of ours."""
+    x = np.ones(10, np.float32)
+    try:
+        _roots(5000)(x, x)
+    except po.DefinitionError as error:
+        assert "nested too deeply" in str(error)
+        names = [Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)]
+        assert set(names) == {Path(__file__).name}, names
+    else:
+        raise AssertionError("5000 operations inside each other compile")
 
 
 # --- forks ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from polyopt.classes import dataclass
 from polyopt.codegen_cuda import source
 from polyopt.errors import BackendUnavailable, CompileError
-from polyopt.forks import COMPILING
+from polyopt.room import with_room
 from polyopt.runtime.cuda import ptx, ptxas
 from polyopt.runtime.cuda.ptxas import Resources
 
@@ -158,7 +158,7 @@ class Nvrtc:
         return _checked(lambda more: self._made(text, arch, kind, [*options, *more]), remedies, kind, self.name)
 
     def _made(self, text: str, arch: str, kind: Kind, options: list[str]) -> _Made:
-        with COMPILING:
+        def compiled() -> _Made:
             program = self._program(text)
             try:
                 failure = self._library.nvrtcCompileProgram(program, len(options), _strings(options))
@@ -169,6 +169,8 @@ class Nvrtc:
                 return _Made(self._read(program, "PTX").rstrip(b"\0"), cubin, log)
             finally:
                 self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+        return with_room(compiled)
 
     def _program(self, text: str) -> ctypes.c_void_p:
         program = ctypes.c_void_p()
