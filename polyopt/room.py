@@ -68,10 +68,7 @@ def _made_elsewhere(make: Callable[[], Value]) -> Value:
 
     thread = threading.Thread(target=run, name="polyopt-compile", daemon=True)
     with COMPILING:  # no two change the size of stacks at once, and no fork comes between
-        try:
-            _start(thread)
-        except (RuntimeError, ValueError) as error:
-            _LOG.warning("compiling on the caller's stack, which may be too small: %s", error)
+        if not _starts(thread):
             return make()
     thread.join()
     if raised:
@@ -79,12 +76,17 @@ def _made_elsewhere(make: Callable[[], Value]) -> Value:
     return made.pop()
 
 
-def _start(thread: threading.Thread) -> None:
-    """Start a thread with `STACK_BYTES`, and leave the size for others as it is."""
-    before = threading.stack_size(STACK_BYTES)
+def _starts(thread: threading.Thread) -> bool:
+    """Start a thread with `STACK_BYTES`, and leave the size for others as it is. False where there is no more."""
     try:
-        thread.start()
-    finally:
-        meanwhile = threading.stack_size(before)
-        if meanwhile != STACK_BYTES:  # another thread has asked for stacks of its own
-            threading.stack_size(meanwhile)
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            meanwhile = threading.stack_size(before)
+            if meanwhile != STACK_BYTES:  # another thread has asked for stacks of its own
+                threading.stack_size(meanwhile)
+    except (RuntimeError, ValueError) as error:
+        _LOG.warning("compiling on the caller's stack, which may be too small: %s", error)
+        return False
+    return True
