@@ -20,7 +20,6 @@ from polyopt.dsl.ir import Program
 from polyopt.dsl.results import Structure
 from polyopt.dsl.signature import Signature, read_signature
 from polyopt.dsl.spans import ends_at_the_user, hide_internals
-from polyopt.dsl.text import program_text
 from polyopt.dsl.trace import Traced
 from polyopt.equations import Equations
 from polyopt.errors import ArgumentError, PolyoptError
@@ -346,7 +345,8 @@ class Op(Unchanging):
         Without the equations where they depend on values that are not given, or on the dtypes of arguments.
         """
         try:
-            return f"{self.signature}\n\n{program_text(self._equations.traced_for_values(values).program)}"
+            program = self._equations.traced_for_values(values).program
+            return f"{self.signature}\n\n{working(program, lambda: str(program))}"
         except PolyoptError:
             return str(self.signature)
 

@@ -24,7 +24,6 @@ from polyopt.errors import (
     ScheduleError,
     ShapeError,
 )
-from polyopt.forks import COMPILING
 from polyopt.options import Options
 from polyopt.problem import Picks, Problem
 from polyopt.progress import Progress
@@ -42,10 +41,8 @@ from polyopt.target import Rates, Target, preset, rates_from_json
 from polyopt.working import working
 
 if TYPE_CHECKING:
-    from polyopt.gpu_pipeline import GpuBuilt
     from polyopt.pipeline import Lowering
     from polyopt.runtime.cuda.calls import CudaCall, CudaKernel
-    from polyopt.runtime.cuda.image import CudaImage
     from polyopt.runtime.emulator.driver import Emulator, Mode
 
 _log = logging.getLogger(__name__)
@@ -73,13 +70,16 @@ class _Compiler:
         return working(problem.program, find)
 
     def gpu_kernel(self, problem: Problem, driver: Driver) -> CudaKernel:
-        key = with_room(lambda: _gpu_key(problem, driver))
-        memory_key = f"{key} {id(driver)}"
-        kernel = self._gpu_kernels.get(memory_key)
-        if kernel is None:
-            found = _gpu_from_disk(key, driver) or _gpu_compile(problem, key, driver)
-            kernel = self._gpu_kernels.setdefault(memory_key, found)
-        return kernel
+        def find() -> CudaKernel:
+            key = _gpu_key(problem, driver)
+            memory_key = f"{key} {id(driver)}"
+            kernel = self._gpu_kernels.get(memory_key)
+            if kernel is None:
+                kernel = _gpu_from_disk(key, driver) or _gpu_compile(problem, key, driver)
+                self._gpu_kernels[memory_key] = kernel
+            return kernel
+
+        return working(problem.program, find)
 
     def _compile(self, problem: Problem, picks: Picks | None, key: str) -> Kernel:
         """A new kernel; without the picks where these give no legal plan."""
@@ -356,44 +356,33 @@ def emulator_object() -> bytes:
 
 
 def _gpu_from_disk(key: str, driver: Driver) -> CudaKernel | None:
-    with COMPILING:  # so that no module is half imported where a process forks
-        from polyopt.runtime.cuda import image
+    from polyopt.runtime.cuda import image
+    from polyopt.runtime.cuda.calls import CudaKernel
+    from polyopt.runtime.cuda.program import Program as GpuProgram
 
-        entry = cache.lookup(key)
-        if entry is None:
-            return None
-        try:
-            return _gpu_load(entry.info, image.from_bytes(entry.object_code), driver)
-        except (CompileError, ValueError, KeyError, TypeError) as error:
-            _log.warning("the cache entry %s does not load here (%s); compiling again", key[:12], error)
-            return None
+    entry = cache.lookup(key)
+    if entry is None:
+        return None
+    try:
+        return CudaKernel(entry.info, GpuProgram(image.from_bytes(entry.object_code), driver))
+    except (CompileError, ValueError, KeyError, TypeError) as error:
+        _log.warning("the cache entry %s does not load here (%s); compiling again", key[:12], error)
+        return None
 
 
 def _gpu_compile(problem: Problem, key: str, driver: Driver) -> CudaKernel:
-    def build() -> GpuBuilt:
-        from polyopt import gpu_pipeline, pipeline
+    from polyopt import gpu_pipeline, pipeline
+    from polyopt.runtime.cuda.calls import CudaKernel
+    from polyopt.runtime.cuda.program import Program as GpuProgram
 
-        started = time.perf_counter()
-        with Progress(f"polyopt: compiling {problem.program.name}"):
-            resolved = pipeline.resolve(problem.program)
-            _check_result_shapes(resolved, problem)
-            arch = driver.limits.arch if driver.wants_cubin else ""
-            built = gpu_pipeline.build(resolved, _options(problem, None), arch)
-        _log.info("compiled %s in %.0f ms", problem.program.name, 1e3 * (time.perf_counter() - started))
-        cache.store(key, Entry(built.info, built.object_code, built.report))
-        return built
-
-    built = working(problem.program, build)
-    return _gpu_load(built.info, built.image, driver)
-
-
-def _gpu_load(info: KernelInfo, image: CudaImage, driver: Driver) -> CudaKernel:
-    """The kernel, loaded by the caller's thread: it is inside a context of the device."""
-    with COMPILING:
-        from polyopt.runtime.cuda.calls import CudaKernel
-        from polyopt.runtime.cuda.program import Program as GpuProgram
-
-        return CudaKernel(info, GpuProgram(image, driver))
+    started = time.perf_counter()
+    with Progress(f"polyopt: compiling {problem.program.name}"):
+        resolved = pipeline.resolve(problem.program)
+        _check_result_shapes(resolved, problem)
+        built = gpu_pipeline.build(resolved, _options(problem, None), driver.limits.arch if driver.wants_cubin else "")
+    _log.info("compiled %s in %.0f ms", problem.program.name, 1e3 * (time.perf_counter() - started))
+    cache.store(key, Entry(built.info, built.object_code, built.report))
+    return CudaKernel(built.info, GpuProgram(built.image, driver))
 
 
 # --- making a kernel ------------------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ _LOG = logging.getLogger(__name__)
 
 _PRODUCTS: Mapping[str, Products] = {"strict": "exact", "default": "all", "fast": "split"}
 """Instructions of the tensor cores that each kind of numerics allows."""
+LOCAL_BYTES, LOCALS_BYTES = 1 << 15, 1 << 18
+"""The largest temporary that a block or a thread keeps for itself, and all of them; what is larger lies in memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,6 +163,8 @@ class GpuLowering(Lowering):
             parameters=self.program.parameters,
             results=self.program.results,
             strides=self.options.layouts,
+            local_bytes=LOCAL_BYTES,
+            stack_bytes=LOCALS_BYTES,
         )
         loops = partition.partition(
             loops_split.split(loops), mapped.contractions, reorderable=not self.options.is_strict, blocks=self.gpu.sms

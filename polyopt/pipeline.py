@@ -52,7 +52,7 @@ from polyopt.tiling import apply as tiling_apply
 from polyopt.tiling import copies, dots, pack
 from polyopt.tiling import decide as tiling_decide
 from polyopt.tiling.plan import TilingPlan
-from polyopt.working import stage
+from polyopt.working import stage, working
 
 if TYPE_CHECKING:
     from polyopt.codegen_c.emit import LlvmModule
@@ -249,6 +249,9 @@ class Lowering:
     @property
     def domains(self) -> isl.UnionSet:
         """All instances of all statements."""
+        return with_room(self._domains)
+
+    def _domains(self) -> isl.UnionSet:
         union = isl.UnionSet("{ }")
         for statement in self.scop.statements:
             union = union.union(isl.UnionSet.from_set(statement.domain))
@@ -257,6 +260,9 @@ class Lowering:
     @property
     def accesses(self) -> Mapping[str, isl.UnionMap]:
         """Instances to elements: "reads" and "writes"."""
+        return with_room(self._accesses)
+
+    def _accesses(self) -> Mapping[str, isl.UnionMap]:
         reads = isl.UnionMap("{ }")
         writes = isl.UnionMap("{ }")
         for statement in self.scop.statements:
@@ -441,7 +447,7 @@ class Lowering:
             results=self.program.results,
             strides=self.options.layouts,
             shapes={tensor.name: tensor.shape for tensor in self.program.tensors if tensor.shape is not None},
-            stack_bytes=self.options.target.l1_bytes,
+            local_bytes=min(loops_lower.LOCAL_BYTES, self.options.target.l1_bytes),
             screened=self._copies.products.screened,
         )
 
@@ -450,6 +456,9 @@ class Lowering:
 
         Raises `LegalityError` where they break a rule, with a violating pair of instances.
         """
+        return working(self.program, lambda: self._scheduled(tree, places, target))
+
+    def _scheduled(self, tree: Tree, places: StoragePlan, target: Target) -> Lowering:
         other = Lowering(self.program, replace(self.options, target=target))
         kept = ("rewritten", "_copies", "dependences", "fusion")
         vars(other).update({name: value for name, value in vars(self).items() if name in kept})
@@ -471,7 +480,11 @@ class Lowering:
         Raises `LegalityError` with a violating pair of instances.
         """
         used = self.settled
-        return used._prove(used._decided, dependence.compute(used.scop, strict=self.options.is_strict))
+
+        def prove() -> Proof:
+            return used._prove(used._decided, dependence.compute(used.scop, strict=self.options.is_strict))
+
+        return working(self.program, prove)
 
     @property
     def module(self) -> LlvmModule:
@@ -506,7 +519,7 @@ class Lowering:
             case "c":
                 from polyopt.codegen_c import c_source
 
-                return with_room(lambda: c_source.as_c(self.loops))
+                return working(self.program, lambda: c_source.as_c(self.loops))
             case "llvm":
                 return self.module.text
             case "asm":
@@ -526,14 +539,14 @@ class Lowering:
         from polyopt import export  # these two open with the first save
         from polyopt.codegen_c import c_entry
 
-        text = c_entry.with_c_entry(self.loops, self.module)
+        text = working(self.program, lambda: c_entry.with_c_entry(self.loops, self.module))
         conditions = [condition_text(condition) for condition in self.program.conditions]
         target = self.options.target
         return export.save(name, self.loops, lambda: jit.compile_object(text, target), target, conditions)
 
     def report(self) -> reports.Report:
         """Flops, bytes, what was fused and why, tiles, storage and the proof."""
-        return with_room(lambda: reports.make(self.settled))
+        return working(self.program, lambda: reports.make(self.settled))
 
     @stage
     def info(self) -> KernelInfo:

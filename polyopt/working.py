@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, overload
 
@@ -13,17 +12,23 @@ from polyopt.room import with_room
 Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)
 
-DEEPEST_CALLS = 6000
-"""Calls inside each other while compiling; a stack of 8 MiB holds twice as many."""
-
 
 def working(program: Program, make: Callable[[], Value]) -> Value:
-    """What `make` returns, as `with_room` runs it, with room for expressions of a thousand terms: each level takes a
-    few calls.
+    """What `make` returns, as `with_room` runs it: expressions of a thousand terms have room, each level takes a few
+    calls.
 
     Raises what `make` raises, and `DefinitionError` where an expression is nested more deeply than that.
     """
-    return with_room(lambda: _with_deep_calls(program, make))
+    try:
+        return with_room(make)
+    except RecursionError:
+        raise DefinitionError(
+            f"an expression of op '{program.name}' is nested too deeply to compile",
+            where=next((equation.span for equation in program.equations), None),
+            why="It has more than a thousand operations inside each other.",
+            fix="give parts of it tensors of their own, or sum over an index instead of in a Python loop",
+            facts={"op": program.name},
+        ) from None
 
 
 class HasProgram(Protocol):
@@ -59,20 +64,3 @@ class stage(Generic[Value_co]):
             return found
 
         return working(instance.program, compute)
-
-
-def _with_deep_calls(program: Program, make: Callable[[], Value]) -> Value:
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(before, DEEPEST_CALLS))
-    try:
-        return make()
-    except RecursionError:
-        raise DefinitionError(
-            f"an expression of op '{program.name}' is nested too deeply to compile",
-            where=next((equation.span for equation in program.equations), None),
-            why="It has more than a thousand operations inside each other.",
-            fix="give parts of it tensors of their own, or sum over an index instead of in a Python loop",
-            facts={"op": program.name},
-        ) from None
-    finally:
-        sys.setrecursionlimit(before)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import signal
 import threading
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -12,33 +15,75 @@ import pytest
 
 from polyopt import room
 from polyopt.forks import is_compiling
-from polyopt.room import with_room
+from polyopt.room import ROOM_BYTES, stack_bytes, with_room
 
 VALUE: ContextVar[int] = ContextVar("value", default=0)
+SMALL = 256 << 10
 
 
-def in_a_thread(do: Callable[[], Any]) -> Any:
-    """What `do` returns in a thread that is not the main one."""
+def in_a_thread(do: Callable[[], Any], size: int = SMALL) -> Any:
+    """What `do` returns in a thread with a stack of so many bytes."""
     found: list[Any] = []
+    before = threading.stack_size(size)
     thread = threading.Thread(target=lambda: found.append(do()))
     thread.start()
-    thread.join()
+    threading.stack_size(before)
+    thread.join(60)
     return found[0]
 
 
-def test_the_main_thread_works_itself_and_holds_the_lock() -> None:
-    assert with_room(lambda: (threading.get_ident(), is_compiling())) == (threading.get_ident(), True)
+def where() -> tuple[int, bool]:
+    return threading.get_ident(), is_compiling()
+
+
+@pytest.mark.parametrize("size", [SMALL, ROOM_BYTES, 4 * ROOM_BYTES])
+def test_the_system_says_how_much_stack_a_thread_has(size: int) -> None:
+    assert size <= in_a_thread(stack_bytes, size) <= size + (64 << 10)
+
+
+def test_threads_with_room_work_themselves_and_hold_the_lock() -> None:
+    """So they may hold a lock that a finaliser wants, which runs where what it finishes is collected."""
+    for outcome in (
+        (threading.get_ident(), with_room(where)),
+        in_a_thread(lambda: (threading.get_ident(), with_room(where)), ROOM_BYTES),
+    ):
+        here, there = outcome
+        assert there == (here, True)
     assert not is_compiling()
 
 
-def test_other_threads_have_it_done_once_however_deep_they_ask() -> None:
+def test_threads_without_have_it_done_once_however_deep_they_ask() -> None:
     here, outer, inner = in_a_thread(
-        lambda: (
-            threading.get_ident(),
-            *with_room(lambda: (threading.get_ident(), with_room(threading.get_ident))),
-        )
+        lambda: (threading.get_ident(), *with_room(lambda: (where(), with_room(threading.get_ident))))
     )
-    assert here != outer == inner
+    assert here != outer[0] == inner
+    assert outer[1]
+
+
+def test_the_stack_of_the_other_thread_has_room() -> None:
+    assert in_a_thread(lambda: with_room(stack_bytes)) >= ROOM_BYTES
+
+
+def test_no_finaliser_runs_where_the_caller_waits() -> None:
+    """It might want a lock that the caller holds."""
+    lock = threading.RLock()
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            with lock:
+                pass
+
+    def ask() -> bool:
+        with lock:
+            for _ in range(200):
+                Cycle()
+            return with_room(lambda: gc.isenabled() or not [[] for _ in range(200_000)])
+
+    assert in_a_thread(ask) is False
+    assert gc.isenabled()
 
 
 def test_context_variables_are_the_callers() -> None:
@@ -49,15 +94,44 @@ def test_context_variables_are_the_callers() -> None:
     assert in_a_thread(ask) == 7
 
 
-def test_what_is_raised_is_the_callers() -> None:
+def test_what_is_raised_is_the_callers_with_what_it_came_of() -> None:
+    def fail() -> None:
+        try:
+            raise KeyError
+        except KeyError:
+            raise ZeroDivisionError  # noqa: B904  # what it comes of is looked at
+
     def ask() -> BaseException | None:
         try:
-            with_room(lambda: 1 // 0)
+            try:
+                raise IndexError
+            except IndexError:
+                with_room(fail)
         except ZeroDivisionError as error:
             return error
         return None
 
-    assert isinstance(in_a_thread(ask), ZeroDivisionError)
+    found = in_a_thread(ask)
+    assert isinstance(found, ZeroDivisionError)
+    assert isinstance(found.__context__, KeyError)
+
+
+def test_what_interrupts_the_caller_interrupts_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C does where the main thread has a small stack."""
+
+    main = threading.get_ident()
+
+    def work() -> None:
+        signal.pthread_kill(main, signal.SIGINT)
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(room._HAS_ROOM, "here", False)
+    with pytest.raises(KeyboardInterrupt):
+        with_room(work)
+    assert not is_compiling()
+    assert with_room(lambda: 1) == 1
 
 
 def test_the_size_of_stacks_stays_as_the_user_gave_it() -> None:
@@ -72,13 +146,16 @@ def test_the_size_of_stacks_stays_as_the_user_gave_it() -> None:
 def test_where_there_are_no_more_threads_the_caller_works_and_it_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def ask() -> bool:
-        def refuse(_: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
 
-        monkeypatch.setattr(room.threading.Thread, "start", refuse)
-        return with_room(is_compiling)
+    def ask() -> tuple[int, tuple[int, bool]]:
+        monkeypatch.setattr(room._thread, "start_new_thread", refuse)
+        found = with_room(where)
+        monkeypatch.undo()
+        return threading.get_ident(), found
 
     with caplog.at_level(logging.WARNING, logger="polyopt"):
-        assert in_a_thread(ask)
+        here, there = in_a_thread(ask)
+    assert there == (here, True)
     assert "can't start new thread" in caplog.text

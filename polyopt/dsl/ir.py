@@ -17,6 +17,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl.affine import TRUE, Affine, And, Compare, Condition, Or, map_condition
 from polyopt.dtypes import DType
 from polyopt.errors import ShapeError, Span
+from polyopt.room import with_room
 
 Operand = TypeVar("Operand", covariant=True)
 """The expressions that an operation holds: a program's or a loop program's."""
@@ -379,7 +380,7 @@ class Program:
         """The signature and the equations."""
         from polyopt.dsl.text import program_text  # the printer reads this module's types
 
-        return program_text(self)
+        return with_room(lambda: program_text(self))
 
 
 # --- traversal ------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import DType, i64
 from polyopt.errors import Span
+from polyopt.room import with_room
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ class LoopProgram:
         """The loop nest as readable code."""
         from polyopt.loops.text import loop_text  # the printer reads this module's types
 
-        return loop_text(self)
+        return with_room(lambda: loop_text(self))
 
 
 # --- building and traversal -----------------------------------------------------------------------------------

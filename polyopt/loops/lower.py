@@ -68,7 +68,8 @@ def lower(
     results: Sequence[str],
     strides: Mapping[str, tuple[int, ...] | None],
     shapes: Mapping[str, tuple[Affine, ...]] | None = None,
-    stack_bytes: int = LOCAL_BYTES,
+    local_bytes: int = LOCAL_BYTES,
+    stack_bytes: int = STACK_BYTES,
     screened: Sequence[tuple[str, str]] = (),
 ) -> LoopProgram:
     """The loop program of a mapped tree.
@@ -77,12 +78,12 @@ def lower(
     strides: bytes per dimension of an argument; None, or absent, for C-contiguous. With symbolic sizes a strided
              argument's strides become run-time parameters `x.stride0`, ...
     shapes:  of the arguments as the caller has them, where dimensions are joined
-    stack_bytes: the largest private buffer that lives on a thread's stack
+    local_bytes, stack_bytes: the largest private buffer that lives on a thread's stack, and all of them
     screened: pairs of arguments that the kernel looks through first, if it has groups
     """
     scanned = ast(scop, tree)
-    taken = STACK_BYTES // 2 if screened else 0  # by the loops of the version for small numbers
-    scanner = _Scanner(scop, tree, storage, min(stack_bytes, LOCAL_BYTES), scanned.guards, taken)
+    taken = stack_bytes // 2 if screened else 0  # by the loops of the version for small numbers
+    scanner = _Scanner(scop, tree, storage, local_bytes, stack_bytes, scanned.guards, taken)
     body = scanner.scan(scanned.roots)
     arguments, extra = _arguments(scop, [*parameters, *results], strides, shapes or {})
     written = tuple(results)
@@ -300,6 +301,7 @@ class _Scanner:
     scop: Scop
     tree: Tree
     storage: StoragePlan
+    local_bytes: int
     stack_bytes: int
     guards: Mapping[str, isl.Set]
     on_stack: int = 0
@@ -413,7 +415,7 @@ class _Scanner:
         array = self.scop.array(storage.array)
         is_known = all(extent.is_constant for extent in storage.extent)
         size = prod(extent.constant for extent in storage.extent) * array.dtype.itemsize
-        small = is_known and size <= self.stack_bytes and self.on_stack + size <= STACK_BYTES
+        small = is_known and size <= self.local_bytes and self.on_stack + size <= self.stack_bytes
         self.on_stack += size if small else 0
         return _buffer(array, storage, "local" if small else "workspace")
 

@@ -357,7 +357,7 @@ def test_a_contraction_and_a_sum_of_its_results_share_what_both_have() -> None:
 
     lowering = weighted.lower(B=200, M=100, N=32, K=20, target=MACHINE)
     shared = [loop for loop in loops(lowering.fusion.tree) if {"inner_update", "out_update"} <= set(loop.statements)]
-    assert [loop.name for loop in shared] == ["b"] and "local inner: f32[1, 100, 32]" in str(lowering.loops)
+    assert [loop.name for loop in shared] == ["b"] and "workspace inner: f32[1, 100, 32]" in str(lowering.loops)
     for few in ({"B": 3, "M": 100}, {"B": 200, "M": 20}):  # no work for many threads, and few rows for register tiles
         kept = weighted.lower(**few, N=32, K=20, target=MACHINE).fusion
         assert not any({"inner_update", "out_update"} <= set(loop.statements) for loop in loops(kept.tree))

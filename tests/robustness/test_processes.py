@@ -63,6 +63,13 @@ def test_threads_with_small_stacks(tmp_path: Path, kibibytes: int) -> None:
 
 
 @posix
+def test_a_main_thread_with_a_small_stack(tmp_path: Path) -> None:
+    call = "import resource; most = resource.getrlimit(resource.RLIMIT_STACK)[1]"
+    limit = "resource.setrlimit(resource.RLIMIT_STACK, (256 << 10, most))"
+    finish(start("small_main_stack()", tmp_path / "cache", before=f"{call}; {limit}"))
+
+
+@posix
 def test_forks_after_parallel_use(tmp_path: Path) -> None:
     finish(start("forks(200)", tmp_path / "cache"))
 

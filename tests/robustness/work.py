@@ -19,7 +19,7 @@ import numpy as np
 import numpy.testing  # else a thread imports it, with parts of importlib, as another one forks
 
 import polyopt as po
-from polyopt import f32, i64
+from polyopt import f32, i64, room
 from polyopt.forks import COMPILING, is_compiling
 from polyopt.runtime import jit
 from polyopt.target import Target, host
@@ -31,10 +31,10 @@ STALLED_S = 200
 """After this long a process says where its threads are."""
 
 
-def start(call: str, cache: Path | None = None, **environment: str) -> subprocess.Popen[str]:
-    """A process that runs a function of this module."""
+def start(call: str, cache: Path | None = None, before: str = "pass", **environment: str) -> subprocess.Popen[str]:
+    """A process that runs a function of this module; before: what it does before it imports anything of ours"""
     watch = f"import faulthandler; faulthandler.dump_traceback_later({STALLED_S})"
-    code = f"{watch}; from tests.robustness import work; work.{call}"
+    code = f"{watch}; {before}; from tests.robustness import work; work.{call}"
     folder = {} if cache is None else {"POLYOPT_CACHE_DIR": str(cache)}
     return subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-c", code],
@@ -169,10 +169,12 @@ def small_stacks(kibibytes: int) -> None:
     for part in (_nested, _fused, _looked_at, _checked, _refused):
         _in_a_thread(part)
     assert threading.stack_size(0) == kibibytes << 10, "the size that the user gave is gone"
-    import resource
 
-    resource.setrlimit(resource.RLIMIT_STACK, (256 << 10, resource.getrlimit(resource.RLIMIT_STACK)[1]))
-    for part in (_nested, _looked_at):
+
+def small_main_stack() -> None:
+    """The same in a main thread that may have 256 KiB, as after `ulimit -s 256`."""
+    assert not room._HAS_ROOM.here
+    for part in (_nested, _fused, _looked_at, _checked, _refused):
         part()
 
 
@@ -229,9 +231,10 @@ def _fused() -> None:
 
 
 def _looked_at() -> None:
-    lowering = _blocks.lower(M=33, N=65)
-    assert str(lowering.schedule) and lowering.source("c") and lowering.source("asm") and str(lowering.report())
-    assert str(lowering.loops) == str(_blocks.lower(M=33, N=65))
+    roots = _roots(200)
+    for op, lowering in ((_blocks, _blocks.lower(M=33, N=65)), (roots, roots.lower(N=100))):
+        assert str(lowering.schedule) and lowering.source("c") and lowering.source("asm") and str(lowering.report())
+        assert str(lowering.loops) == str(lowering) and str(lowering.verify()) and str(lowering.domains) and str(op)
 
 
 def _checked() -> None:
