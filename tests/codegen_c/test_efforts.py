@@ -47,9 +47,9 @@ def makes() -> list[tuple[Target, int]]:
 def result(lowering: Lowering, machine: Target, opt: int, arguments: Mapping[str, Array]) -> list[Array]:
     """What the lowering's loop program gives as code for that machine."""
     made = replace(lowering, options=replace(lowering.options, target=machine))
-    own = ("options", "_module", "info", "settled")
+    own = ("options", "_module", "info", "_settled")
     stages = {name: stage for name, stage in vars(lowering).items() if name not in own}
-    vars(made).update(stages, _loops=lowering.loops, settled=made)
+    vars(made).update(stages, _loops=lowering.loops, _settled=made)
     kernel = Kernel(made.info, jit.compile_object(made.module.text, machine, opt=opt))
     call = Call(kernel, sizes_of(made.program, arguments), arguments, {})
     results: list[Array] = call.new_results()

@@ -45,7 +45,7 @@ def changed_text(lowering: GpuLowering, text: str) -> GpuLowering:
     used = lowering.settled
     other = copy(used)
     vars(other)["_decided"] = replace(used._decided, cuda=replace(used.cuda, text=text))
-    vars(other)["settled"] = other
+    vars(other)["_settled"] = other
     return other
 
 
