@@ -18,14 +18,19 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, axis, constant
 from polyopt.dtypes import f32, f64
+from polyopt.fusion import partials
 from polyopt.fusion.axes import at_axes, length, plain_axes, starts_at_zero
 from polyopt.fusion.margins import is_whole
 from polyopt.fusion.turned import as_accumulation
 from polyopt.names import unused
 from polyopt.target import Target
 
-STEP, ROW = 1.5, 4.0
-"""Cycles of a column summed by itself, for each vector of the sum and for each row (Zen 4, 33 to 257 columns)."""
+STEP, ROW, COPY = 1.5, 4.0, 3.0
+"""Cycles of a column summed by itself, for each vector of the sum and for each row, and of each element that is copied
+first (Zen 4, 33 to 257 columns)."""
+
+MOST_CACHES = 4
+"""Of the second caches that `a` fills, which is read once more: from farther away that takes longer than is spared."""
 
 LEAST_SHARE, LEAST_CYCLES = 0.02, 300
 """Of a product, that is saved, for it to be two."""
@@ -50,6 +55,15 @@ class _Product:
     summed: ir.Axis
 
     @property
+    def copies(self) -> int:
+        """How many elements a column of `b` has, if it is copied for lanes along the sum; 0 where it is not."""
+        along = axis(self.summed.name)
+        if not self.a.subscripts[-1] == along != self.b.subscripts[-1]:
+            return 0
+        known = {*(plain_axes(self.b) or ())} - {self.columns.name}
+        return prod(length(own) or 0 for own in self.equation.all_axes if own.name in known)
+
+    @property
     def rows(self) -> int:
         return prod(length(own) or 0 for own in self.equation.axes if own != self.columns)
 
@@ -64,7 +78,11 @@ def take_apart(program: ir.Program, target: Target) -> Ended:
             continue
         extent, width = length(product.columns) or 0, target.lanes(equation.value.dtype.bits)
         last = extent % width
-        if picks.agreed(f"last columns of {equation.name} apart", _pays(product, extent, last, width)):
+        if not last:
+            continue
+        pays = _pays(product, extent, last, width) and _is_near(program, product, target)
+        pays = pays and equation.name not in {part.equation for part in partials.decide(program, target)}
+        if picks.agreed(f"last columns of {equation.name} apart", pays):
             program = _apart(program, product, extent - last, taken)
             notes.append(
                 f"the last of {extent} columns of {equation.tensor} along {product.columns.name} by themselves: "
@@ -105,12 +123,19 @@ def _is_read(program: ir.Program, tensor: str) -> bool:
     return any(read.tensor == tensor for equation in program.equations for read in equation.reads())
 
 
+def _is_near(program: ir.Program, product: _Product, target: Target) -> bool:
+    """Whether all of `a` stays in caches nearby, from where the columns read it again."""
+    axes = {a.name: length(a) or 0 for a in product.equation.all_axes}
+    elements = prod(axes[name] for name in plain_axes(product.a) or ())
+    return elements * program.tensor(product.a.tensor).dtype.itemsize <= MOST_CACHES * target.l2_bytes
+
+
 def _pays(product: _Product, extent: int, last: int, width: int) -> bool:
     """Whether the vectors that are spared are worth more than the columns by themselves."""
     steps = length(product.summed) or 0
-    if not last or extent < width:
+    if extent < width:
         return False
-    spared = product.rows * (steps - last * (STEP * -(-steps // width) + ROW))
+    spared = product.rows * (steps - last * (STEP * -(-steps // width) + ROW)) - COPY * last * product.copies
     return spared >= LEAST_CYCLES and spared >= LEAST_SHARE * product.rows * steps * -(-extent // width)
 
 
@@ -122,7 +147,7 @@ def _apart(program: ir.Program, product: _Product, first: int, taken: set[str]) 
     at = {columns.name: axis(end.name) + first}
     others = {a.name: a for a in equation.all_axes} | {columns.name: end}
     tensors, copies, b = program.tensors, [], at_axes(product.b, at)
-    if product.a.subscripts[-1] == axis(product.summed.name) != product.b.subscripts[-1]:
+    if product.copies:
         order = [*(name for name in plain_axes(product.b) or () if name != product.summed.name), product.summed.name]
         axes = tuple(others[name] for name in order)
         name = unused(f"{product.b.tensor}_end", taken)

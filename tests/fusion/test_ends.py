@@ -75,6 +75,27 @@ def test_products_of_such_sizes_on_this_machine(n: int) -> None:
     np.testing.assert_array_equal(op.on(preset("avx2"))(x, y), x @ y)
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "extents", "why"),
+    [
+        ("bik", "bkj", {"b": 64, "i": 2, "j": 33, "k": 200}, "its column is copied for two rows"),
+        ("ik", "kj", {"i": 1, "j": 17, "k": 1000}, "its column is copied for one row"),
+        ("ik", "kj", {"i": 48, "j": 49, "k": 8192}, "the sum is split for threads"),
+        ("ki", "kj", {"i": 10000, "j": 33, "k": 512}, "x would come from far away twice"),
+    ],
+)
+def test_columns_stay_where_that_costs_more(left: str, right: str, extents: dict[str, int], why: str) -> None:
+    assert "by themselves" not in str(product(left, right, extents, po.f32).lower(target=WIDE).fusion), why
+
+
+def test_nobody_asks_where_vectors_are_full() -> None:
+    asked: list[str] = []
+    with picks.decided(lambda question: asked.append(question.text) or question.preferred):
+        _ = product("ik", "kj", {"i": 48, "j": 48, "k": 48}, po.f32).lower(target=WIDE).fusion
+    assert asked
+    assert not any("last columns" in text for text in asked)
+
+
 def test_columns_stay_where_little_is_saved_or_more_is_made_of_them() -> None:
     def report(n: int, **options: Any) -> str:
         return str(product("ik", "kj", {"i": n, "j": n, "k": n}, po.f32, **options).lower(target=WIDE).fusion)
