@@ -460,7 +460,9 @@ def _only_defines(body: Stmt) -> bool:
     """Whether a body stores plain values alone, and reads nothing of what it stores to."""
     stores = stores_of(body)
     is_plain = all(isinstance(inner, Block | Store) for inner in walk(body)) and not any(s.reducer for s in stores)
-    return is_plain and {buffer for buffer, _ in _loads_of(body)}.isdisjoint(store.buffer for store in stores)
+    places = (index for store in stores for index in store.indices)
+    at = {load.buffer for index in places for load in walk_expr(index) if isinstance(load, Load)}
+    return is_plain and ({buffer for buffer, _ in _loads_of(body)} | at).isdisjoint(store.buffer for store in stores)
 
 
 def _position(trip: Trip, first: Linear) -> Linear:

@@ -94,9 +94,11 @@ class Stores:
         lowest bits of their addresses tell: where a result is a vector further on in its page than an operand, each
         vector waits for the one before (Zen 4, rms norm of 512 x 2048: 179 us 64 bytes further on, 112 elsewhere).
         """
-        self._last = []
-        yield
-        waiting, self._last = self._last, None
+        waiting = self._last = []
+        try:
+            yield
+        finally:
+            self._last = None
         for write in waiting:
             write()
 

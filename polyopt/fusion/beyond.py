@@ -12,7 +12,7 @@ out with the rows that it has (`loops/tiles.py`). Where no zeros are left to tak
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import field, replace
 from math import gcd
 
@@ -29,6 +29,9 @@ from polyopt.target import Target
 
 LEAST_SAVED = 8
 """Products that an element of the filters is spared, for it to be read once more."""
+
+MOST_STEPS = 8
+"""Of a window along a row, each written out with the places that it has: no more than `loops.tiles` writes out."""
 
 LANES = 16
 """Windows of a filter whose zeros are summed side by side, at most: enough for whole vectors of them."""
@@ -58,12 +61,12 @@ def take_out(program: ir.Program, window: Window, taken: set[str], target: Targe
     question = f"zeros of {window.equation.name} apart"
     if not found or not picks.agreed(question, _is_worth_it(window, found)):
         return Parts((window.equation,))
-    return _Apart(program, window, taken, dict(_cuts(program, window, target)), found).parts()
+    return _Apart(program, window, taken, _cuts(program, window, target), found).parts()
 
 
 def _share(program: ir.Program, window: Window, target: Target) -> float:
     inside = 1.0
-    for subscript, extent in _cuts(program, window, target):
+    for subscript, extent in _cuts(program, window, target).items():
         inside *= _points_inside(subscript, extent, window) / window.points(axes_of(subscript))
     return 1 - inside
 
@@ -72,26 +75,44 @@ def _is_worth_it(window: Window, share: float) -> bool:
     return share * window.points({*window.result} - {*window.free}) >= LEAST_SAVED
 
 
-def _cuts(program: ir.Program, window: Window, target: Target) -> Iterator[tuple[Affine, Affine]]:
-    """The subscripts of the image that leave it, and the extents that they leave, where zeros are beyond: each of an
-    axis of the result and one of the sum."""
+def _cuts(program: ir.Program, window: Window, target: Target) -> dict[Affine, Affine]:
+    """The subscripts of the image that leave it, and the least extent that each leaves, where zeros are beyond: each of
+    an axis of the result and one of the sum."""
     image, shape = window.image, program.tensor(window.image.tensor).shape
     if not isinstance(image.boundary, ir.Pad) or image.boundary.value != Const(0.0, image.dtype) or shape is None:
-        return
+        return {}
+    found: dict[Affine, Affine] = {}
     for subscript, extent in zip(image.subscripts, shape, strict=True):
-        names = axes_of(subscript) if isinstance(subscript, Affine) else frozenset[str]()
         if not isinstance(subscript, Affine) or not extent.is_constant:
             continue
-        if window.rows in names and not _is_one_tile(window, target):
+        names = axes_of(subscript)
+        steps, places = names & {*window.summed}, names & {*window.result}
+        is_window = len(steps) == 1 == len(places) and len(names) == 2 and not names & {*window.free}
+        if not is_window or is_within(subscript, extent, window.axes):
             continue
-        is_window = len(names & {*window.summed}) == 1 == len(names & {*window.result}) and not names & {*window.free}
-        if is_window and len(names) == 2 and not is_within(subscript, extent, window.axes):
-            yield subscript, extent
+        (step,), (place,) = steps, places
+        along = _along_rows(window, step, target) if place == window.rows else not _is_in_tile(window, place, target)
+        if along:
+            known = found.get(subscript, extent)
+            found[subscript] = min(known, extent, key=lambda one: one.constant)
+    return found
 
 
-def _is_one_tile(window: Window, target: Target) -> bool:
-    """Whether registers hold a whole row of the result, two vectors of filters wide, and what goes into it."""
-    return 2 * window.points((window.rows,)) + 3 <= target.vector_registers
+def _along_rows(window: Window, step: str, target: Target) -> bool:
+    """Whether a tile of registers holds a whole row of the result, and each step of the window is written out with the
+    places that it has: nothing but the row may end with it."""
+    moved = sum(step in axes_of(s) for s in window.image.subscripts if isinstance(s, Affine))
+    return window.points((window.rows,)) <= _tile(target) and moved == 1 and window.points((step,)) <= MOST_STEPS
+
+
+def _is_in_tile(window: Window, place: str, target: Target) -> bool:
+    """Whether a tile takes its rows along another axis than `window.rows`: where that one fills less than half."""
+    return 2 * window.points((window.rows,)) < _tile(target) < window.points((place,))
+
+
+def _tile(target: Target) -> int:
+    """How many rows of two vectors registers hold, besides what goes into them."""
+    return (target.vector_registers - 3) // 2
 
 
 def _points_inside(subscript: Affine, extent: Affine, window: Window) -> int:
@@ -166,8 +187,16 @@ class _Apart:
         if operand != window.image or shape is None:
             return operand
         places = zip(window.image.subscripts, shape, strict=True)
-        takes_none = all(s in self.cuts or is_within(s, extent, window.axes) for s, extent in places)
+        takes_none = all(self.is_inside(subscript, extent) for subscript, extent in places)
         return replace(window.image, boundary=None) if takes_none else operand
+
+    def is_inside(self, subscript: ir.Subscript, extent: Affine) -> bool:
+        """Whether what is left of the windows stays in an extent."""
+        if not isinstance(subscript, Affine):
+            return False
+        kept = self.cuts.get(subscript)
+        is_kept = kept is not None and extent.is_constant and kept.constant <= extent.constant
+        return is_kept or is_within(subscript, extent, self.window.axes)
 
     @property
     def cut(self) -> tuple[str, ...]:

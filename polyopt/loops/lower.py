@@ -49,7 +49,7 @@ _LOG = logging.getLogger(__name__)
 LOCAL_BYTES = 1 << 12
 """No private buffer that is larger lives on a thread's stack: the caller's may have 64 KiB."""
 STACK_BYTES = 4 * LOCAL_BYTES
-"""All of them together."""
+"""All of one function together: the kernel, or the body of a parallel loop."""
 
 OPERATIONS, FEW_STATEMENTS = 100_000, 8
 """Of isl's for the loops of a tree, for each statement, and of so many statements at least: our operators take half of
@@ -304,7 +304,8 @@ class _Scanner:
     local_bytes: int
     stack_bytes: int
     guards: Mapping[str, isl.Set]
-    on_stack: int = 0
+    taken: int
+    on_stack: dict[str, int] = field(default_factory=dict)
     bodies: Bodies = field(init=False)
     loops: dict[str, Loop] = field(init=False)
     rows: dict[str, dict[str, Affine]] = field(default_factory=dict)
@@ -415,8 +416,10 @@ class _Scanner:
         array = self.scop.array(storage.array)
         is_known = all(extent.is_constant for extent in storage.extent)
         size = prod(extent.constant for extent in storage.extent) * array.dtype.itemsize
-        small = is_known and size <= self.local_bytes and self.on_stack + size <= self.stack_bytes
-        self.on_stack += size if small else 0
+        frame = next((name for name in storage.scope if self.loops[name].kind == "parallel"), "")
+        taken = self.on_stack.get(frame, self.taken)
+        small = is_known and size <= self.local_bytes and taken + size <= self.stack_bytes
+        self.on_stack[frame] = taken + size if small else taken
         return _buffer(array, storage, "local" if small else "workspace")
 
     def fresh(self, name: str) -> str:

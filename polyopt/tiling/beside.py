@@ -51,12 +51,14 @@ class Beside:
         down, along = axis_of(rows.row(statement.name)), axis_of(total.row(statement.name))
         if down is None or along is None or not self.has_many(statement, down, along):
             return 1
-        if (
-            not self.is_plain(statement, down, along)
-            or self.row_bytes(statement, down, along) <= self.target.cached_bytes
-        ):
+        if not self.is_plain(statement, down, along) or not self.is_worth_it(self.row_bytes(statement, down, along)):
             return 1
         return picks.choose(f"rows of {statement.name} side by side", ROWS, lambda: (ROWS, 1))
+
+    def is_worth_it(self, size: int) -> bool:
+        """Whether rows of so many bytes come from the second cache or from memory."""
+        target = self.target
+        return target.l1_bytes < size <= target.l2_bytes or size > target.cached_bytes
 
     def has_many(self, statement: Statement, down: str, along: str) -> bool:
         """Whether there are several groups of rows, the first at 0, all of one length, of many vectors."""
