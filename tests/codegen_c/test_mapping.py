@@ -108,7 +108,7 @@ def test_the_decision_is_one_of_time_and_not_of_instances() -> None:
 
 def test_threads_wait_for_more_work_where_waking_them_was_measured_to_be_slow() -> None:
     slow = replace(MACHINE, rates=replace(RATES, dispatch_us=1000.0))
-    assert parallel(row_sums.lower(M=2000, N=2000, target=MACHINE)) == ["i"]
+    assert parallel(row_sums.lower(M=2000, N=2000, target=MACHINE)) == ["i_tile"]
     assert parallel(row_sums.lower(M=2000, N=2000, target=slow)) == []
 
 

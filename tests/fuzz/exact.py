@@ -80,25 +80,11 @@ def drawn(
 
 
 def source(
-    dtype: str,
-    annotations: Sequence[str],
-    body: Sequence[str],
-    numerics: str = "default",
-    names: str = "xyc",
-    *,
-    cache_bytes: int | None = None,
+    dtype: str, annotations: Sequence[str], body: Sequence[str], numerics: str = "default", names: str = "xyc"
 ) -> str:
-    """The module of an operator `fuzzed`.
-
-    annotations: the dimensions of each parameter
-    cache_bytes: of the second and the last cache that the machine is said to have
-    """
+    """The module of an operator `fuzzed`. annotations: the dimensions of each parameter"""
     parameters = ", ".join(f"{name}: po.{dtype}[{dims}]" for name, dims in zip(names, annotations, strict=False))
-    options = f"numerics={numerics!r}"
-    if cache_bytes is not None:
-        options += f", target=replace(host(), l2_bytes={cache_bytes}, l3_bytes={cache_bytes})"
-    imports = ["from dataclasses import replace", "import polyopt as po", "from polyopt.target import host"]
-    lines = [*imports, "", f"@po.op({options})", f"def fuzzed({parameters}):"]
+    lines = ["import polyopt as po", "", f"@po.op(numerics={numerics!r})", f"def fuzzed({parameters}):"]
     return "\n".join([*lines, *(f"    {line}" for line in body)]) + "\n"
 
 

@@ -43,8 +43,7 @@ def rows(seed: int, random: Random) -> Exact:
         parts = [np.asarray(reduce(term(x, y), axis=-1)) for _, term, _, reduce in drawn_parts]
         return np.asarray(parts[0] if len(parts) < 2 else parts[0] + parts[1] if sign == "+" else parts[0] - parts[1])
 
-    near = random.choice((None, 4096, 4096))
-    text = source(dtype, [", ".join(map(str, shape)) for shape in shapes], body, numerics, cache_bytes=near)
+    text = source(dtype, [", ".join(map(str, shape)) for shape in shapes], body, numerics)
     special = random.choice((0, 1)) if numerics != "fast" and random.random() < 0.15 else None
     return drawn(seed, random, text, shapes, dtype, expected, special=special)
 
