@@ -27,8 +27,8 @@ def product(left: str, right: str, extents: dict[str, int], dtype: po.DType, **o
 
     @po.op(**options)
     def times(
-        x: dtype[tuple(extents[name] for name in left)],  # type: ignore[valid-type]
-        y: dtype[tuple(extents[name] for name in right)],  # type: ignore[valid-type]
+        x: dtype[tuple(extents[name] for name in left)],
+        y: dtype[tuple(extents[name] for name in right)],
     ) -> object:
         z = po.tensor("z", shape=tuple(extents[name] for name in result))
         place = tuple(axes[name] for name in result)
@@ -90,7 +90,12 @@ def test_columns_stay_where_that_costs_more(left: str, right: str, extents: dict
 
 def test_nobody_asks_where_vectors_are_full() -> None:
     asked: list[str] = []
-    with picks.decided(lambda question: asked.append(question.text) or question.preferred):
+
+    def preferred(question: Question) -> str:
+        asked.append(question.text)
+        return question.preferred
+
+    with picks.decided(preferred):
         _ = product("ik", "kj", {"i": 48, "j": 48, "k": 48}, po.f32).lower(target=WIDE).fusion
     assert asked
     assert not any("last columns" in text for text in asked)
