@@ -38,7 +38,8 @@ def where() -> tuple[int, bool]:
 
 @pytest.mark.parametrize("size", [SMALL, ROOM_BYTES, 4 * ROOM_BYTES])
 def test_the_system_says_how_much_stack_a_thread_has(size: int) -> None:
-    assert size <= in_a_thread(stack_bytes, size) <= size + (64 << 10)
+    """glibc gives a new thread the stack of one that ended, if it is no more than four times as large."""
+    assert size <= in_a_thread(stack_bytes, size) <= 4 * size + (64 << 10)
 
 
 def test_threads_with_room_work_themselves_and_hold_the_lock() -> None:
@@ -128,8 +129,12 @@ def test_what_interrupts_the_caller_interrupts_the_work(monkeypatch: pytest.Monk
             time.sleep(0.001)
 
     monkeypatch.setattr(room._HAS_ROOM, "here", False)
-    with pytest.raises(KeyboardInterrupt):
-        with_room(work)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # test processes may ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            with_room(work)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not is_compiling()
     assert with_room(lambda: 1) == 1
 
