@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import polyopt as po
 from polyopt import f32, f64, i32
 from polyopt.errors import ArgumentError, DefinitionError, LegalityError, ScheduleError
+from polyopt.forks import COMPILING
 from polyopt.fusion.decide import decide
 from polyopt.options import Options
 from polyopt.pipeline import Lowering, build, lower, resolve
@@ -264,6 +266,23 @@ def test_verify_finds_the_dependences_anew() -> None:
     with pytest.raises(LegalityError, match="breaks a flow dependence"):
         lowering.verify()
     assert loop.name == "t"
+
+
+def test_verify_waits_for_a_compile_in_another_thread() -> None:
+    """Each would count the other's operations of isl, and could leave its limit behind for good."""
+    lowering, done = lowered("prefix"), threading.Event()
+    assert lowering.verify().claims
+
+    def verify() -> None:
+        lowering.verify()
+        done.set()
+
+    thread = threading.Thread(target=verify)
+    with COMPILING:
+        thread.start()
+        assert not done.wait(0.5)
+    thread.join()
+    assert done.is_set()
 
 
 @every_operator
