@@ -125,9 +125,11 @@ def _made_elsewhere(make: Callable[[], Value]) -> Value:
     if number is None:
         with COMPILING:
             return _with_deep_calls(make)
-    _wait(ended, number)
+    interrupt = _wait(ended, number)
     if raised:
         _raise(raised.pop())
+    if interrupt is not None:
+        raise interrupt
     return made.pop()
 
 
@@ -162,15 +164,18 @@ def _started(run: Callable[[], None]) -> int | None:
             return None
 
 
-def _wait(ended: _thread.LockType, number: int) -> None:
-    """Wait for a thread. What interrupts the caller, as Ctrl-C does, interrupts the thread, which raises it."""
+def _wait(ended: _thread.LockType, number: int) -> BaseException | None:
+    """Wait for a thread. What interrupts the caller, as Ctrl-C does, interrupts the thread, which raises it unless it
+    is at its end already. Returns the interrupt."""
+    interrupt: BaseException | None = None
     while True:
         try:
             ended.acquire()
-        except BaseException as error:  # noqa: BLE001  # raised there
+        except BaseException as error:  # noqa: BLE001  # raised there, or by who called
+            interrupt = error
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(number), ctypes.py_object(type(error)))
         else:
-            return
+            return interrupt
 
 
 def _raise(error: BaseException) -> None:

@@ -139,6 +139,34 @@ def test_what_interrupts_the_caller_interrupts_the_work(monkeypatch: pytest.Monk
     assert with_room(lambda: 1) == 1
 
 
+def test_an_interrupt_that_comes_as_the_work_ends_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody was left to raise it, and Ctrl-C was lost."""
+
+    class Ended:
+        """A lock that is free, whose first `acquire` is interrupted before it returns."""
+
+        def __init__(self) -> None:
+            self.lock = allocate()
+
+        def acquire(self) -> None:
+            self.lock.acquire()
+            if waits:
+                self.lock.release()
+                waits.pop()
+                raise KeyboardInterrupt
+            waits.append(1)
+
+        def release(self) -> None:
+            self.lock.release()
+
+    waits: list[int] = []
+    allocate = room._thread.allocate_lock
+    monkeypatch.setattr(room._HAS_ROOM, "here", False)
+    monkeypatch.setattr(room._thread, "allocate_lock", Ended)
+    with pytest.raises(KeyboardInterrupt):
+        with_room(lambda: 1)
+
+
 def test_the_size_of_stacks_stays_as_the_user_gave_it() -> None:
     before = threading.stack_size(1 << 20)
     try:
