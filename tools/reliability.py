@@ -23,6 +23,8 @@ from tests.codegen_c import exhaustive  # noqa: E402
 from tests.fuzz import test_contractions, test_random_operators, test_verdicts, verdicts  # noqa: E402
 from tests.mutation import harness, test_mutation  # noqa: E402
 from tests.operators import product as operators  # noqa: E402
+from tests.operators import test_operators  # noqa: E402
+from tests.operators.catalogue import OPERATORS  # noqa: E402
 from tests.robustness import test_processes  # noqa: E402
 from tests.robustness.adversaries import ADVERSARIES  # noqa: E402
 
@@ -92,11 +94,12 @@ def rows() -> Iterator[tuple[str, str, str, str, str, str]]:
         false("faults"),
         "`python -m tests.mutation.harness --log tests/reliability.json`",
     )
+    ordinary = sum(len(batch.cases) for batch in test_operators.batches())
     cases = sum(1 for row in operators.rows() for _ in operators.cases(row))
     yield (
         "5",
-        "operators of the catalogue at awkward sizes, layouts, dtypes",
-        "pairs",
+        f"the {len(OPERATORS)} operators of the catalogue at awkward sizes, layouts, dtypes",
+        f"{ordinary:,} cases: every size in every layout and dtype, every two sizes",
         f"{total('operators', 'cases'):,} cases of the {cases:,} of the full product",
         false("operators"),
         "`python -m tests.operators.product --log tests/reliability.json`",

@@ -17,7 +17,7 @@ from tests.codegen_c.test_c_source import FOUND, LEFT_OUT, found, left_out
 from tests.codegen_cuda.running import Array, emulate, interpreted, lowered
 from tests.operators.catalogue import OPERATORS
 from tests.operators.operator import Case, Operator
-from tests.operators.test_operators import pairwise_cases
+from tests.operators.test_operators import covering_cases
 from tests.polybench import KERNELS
 from tests.polybench.kernel import Kernel
 
@@ -77,7 +77,7 @@ def test_polybench_equals_its_loops(kernel: Kernel) -> None:
 
 def ragged_cases() -> list[Case]:
     """One case of each operator; sizes, layouts and dtypes start elsewhere for each, so that all of them occur."""
-    return [next(pairwise_cases(operator, start)) for start, operator in enumerate(OPERATORS)]
+    return [next(covering_cases(operator, start)) for start, operator in enumerate(OPERATORS)]
 
 
 @needs_compiler

@@ -10,6 +10,7 @@ from tests.operators import (
     normalisation,
     recurrence,
     simulation,
+    solvers,
     training,
 )
 
@@ -22,4 +23,5 @@ OPERATORS = (
     *recurrence.OPERATORS,
     *training.OPERATORS,
     *simulation.OPERATORS,
+    *solvers.OPERATORS,
 )

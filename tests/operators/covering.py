@@ -1,42 +1,56 @@
-"""A small set of cases in which every pair of choices occurs."""
+"""A small set of cases in which choices that should meet occur together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations, product
+from itertools import product
 
-Choice = tuple[int, object]
+Choices = tuple[tuple[int, object], ...]
+"""A level of each of some factors, in the order of the factors."""
 
 
-def pairwise(levels: Sequence[Sequence[object]]) -> Iterator[tuple[object, ...]]:
-    """Rows that pick one level per factor so that every two levels of two factors occur in some row.
+def covering(levels: Sequence[Sequence[object]], together: Sequence[tuple[int, ...]]) -> Iterator[tuple[object, ...]]:
+    """Rows that pick one level per factor, so that the factors of each set take every combination in some row.
 
-    levels: the levels of each factor
-    Greedy and deterministic: each row starts from a pair not covered yet and takes, factor by factor, the
-    level that covers the most new pairs. At most a few rows more than the product of the two longest factors.
-    Source: D. M. Cohen et al., The AETG system (IEEE TSE, 1997), without its random restarts.
+    levels:   the levels of each factor
+    together: sets of factors, each in ascending order; every factor is in one of them
+    Greedy and deterministic: each row starts from a combination not covered yet and takes, factor by factor, the
+    level that covers the most new ones.
+    Source: D. M. Cohen et al., The AETG system (IEEE TSE, 1997), without its random restarts, for sets of unlike
+    sizes (M. B. Cohen et al., Variable strength interaction testing of components, COMPSAC 2003).
     """
-    missing = dict.fromkeys(
-        ((a, x), (b, y)) for a, b in combinations(range(len(levels)), 2) for x, y in product(levels[a], levels[b])
-    )
-    if len(levels) < 2:
-        yield from product(*levels)
+    missing = dict.fromkeys(choices for factors in together for choices in _combinations(factors, levels))
     while missing:
-        chosen: dict[int, object] = dict(next(iter(missing)))
+        chosen = dict(next(iter(missing)))
         for factor in range(len(levels)):
             if factor not in chosen:
-                chosen[factor] = _most_new_pairs(factor, levels[factor], chosen, missing)
-        row = tuple(chosen[factor] for factor in range(len(levels)))
-        for pair in combinations(enumerate(row), 2):
-            missing.pop(pair, None)
-        yield row
+                chosen[factor] = _most_new(factor, levels[factor], chosen, together, missing)
+        for factors in together:
+            missing.pop(_of(factors, chosen), None)
+        yield tuple(chosen[factor] for factor in range(len(levels)))
 
 
-def _most_new_pairs(
-    factor: int, candidates: Sequence[object], chosen: dict[int, object], missing: dict[tuple[Choice, Choice], None]
+def _combinations(factors: tuple[int, ...], levels: Sequence[Sequence[object]]) -> Iterator[Choices]:
+    for picked in product(*(levels[factor] for factor in factors)):
+        yield tuple(zip(factors, picked, strict=True))
+
+
+def _of(factors: tuple[int, ...], chosen: dict[int, object]) -> Choices:
+    return tuple((factor, chosen[factor]) for factor in factors)
+
+
+def _most_new(
+    factor: int,
+    candidates: Sequence[object],
+    chosen: dict[int, object],
+    together: Sequence[tuple[int, ...]],
+    missing: dict[Choices, None],
 ) -> object:
+    """The candidate that completes the most combinations not covered yet, with what is chosen already."""
+    known = chosen.keys() | {factor}
+    completed = [factors for factors in together if factor in factors and known.issuperset(factors)]
+
     def gain(level: object) -> int:
-        pairs = (tuple(sorted([(factor, level), other], key=lambda choice: choice[0])) for other in chosen.items())
-        return sum(pair in missing for pair in pairs)
+        return sum(_of(factors, {**chosen, factor: level}) in missing for factors in completed)
 
     return max(candidates, key=gain)

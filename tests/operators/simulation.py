@@ -254,6 +254,35 @@ def wave_numpy(u0: Array, u1: Array, steps: int) -> Array:
     return u1
 
 
+@po.op
+def heat3d(start, steps: int):
+    """Heat in a box whose border keeps its temperature."""
+    t = po.index("t", extent=steps)
+    l, m, n = start.shape
+    u = po.tensor("u")
+    inside = (i > 0) & (i < l - 1) & (j > 0) & (j < m - 1) & (k > 0) & (k < n - 1)
+    u[0, i, j, k] = start[i, j, k]
+    u[t + 1, i, j, k] = u[t, i, j, k] + po.where(
+        inside,
+        0.125 * (u[t, i + 1, j, k] + u[t, i - 1, j, k] + u[t, i, j + 1, k] + u[t, i, j - 1, k])
+        + 0.125 * (u[t, i, j, k + 1] + u[t, i, j, k - 1])
+        - 0.75 * u[t, i, j, k],
+        0,
+    )
+    return u[steps]
+
+
+def heat3d_numpy(start: Array, steps: int) -> Array:
+    u = start
+    for _ in range(steps):
+        new = u.copy()
+        around = u[2:, 1:-1, 1:-1] + u[:-2, 1:-1, 1:-1] + u[1:-1, 2:, 1:-1] + u[1:-1, :-2, 1:-1]
+        around = around + u[1:-1, 1:-1, 2:] + u[1:-1, 1:-1, :-2]
+        new[1:-1, 1:-1, 1:-1] += 0.125 * around - 0.75 * u[1:-1, 1:-1, 1:-1]
+        u = new
+    return u
+
+
 IMAGE = {"H": 16, "W": 16}
 
 OPERATORS = (
@@ -332,6 +361,14 @@ OPERATORS = (
         wave_numpy,
         lambda draw, n: (draw(n), draw(n), 4),
         {"N": 32},
+        PRECISE,
+    ),
+    Operator(
+        "heat3d",
+        heat3d,
+        heat3d_numpy,
+        lambda draw, l, m, n: (draw(l, m, n), 3),
+        {"L": 8, "M": 8, "N": 8},
         PRECISE,
     ),
 )

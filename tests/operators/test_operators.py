@@ -1,7 +1,8 @@
 """Every operator of the catalogue gives what NumPy gives, at awkward sizes, in every layout and dtype.
 
-The ordinary run takes from each operator a pairwise covering of sizes, layouts and dtypes: every two choices meet in
-some case. `-m trust` runs the full product, which `--shard=k/n` cuts into n parts; `product.py` logs how far it came.
+The ordinary run takes every size of every index in every layout and dtype, and every two sizes of two indices, in as
+few cases as a greedy search finds. `-m trust` runs the full product, all sizes of one index with all of the others,
+which `--shard=k/n` cuts into n parts; `product.py` logs how far it came.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import polyopt as po
 from polyopt.testing.check import Checker
 from tests.operators.catalogue import OPERATORS
 from tests.operators.children import failed
-from tests.operators.covering import pairwise
+from tests.operators.covering import covering
 from tests.operators.operator import LAYOUTS, SIZE_CLASSES, Case, Layout, Operator, SizeClass
 
 BATCH = 12
@@ -39,11 +40,22 @@ def case_of(operator: Operator, row: tuple[Any, ...]) -> Case:
     return Case(operator, tuple(classes), layout, dtype)
 
 
-def pairwise_cases(operator: Operator, start: int) -> Iterator[Case]:
-    """Cases that hold every pair of choices for this operator, beginning elsewhere for each `start`."""
-    levels = [*(size_classes(operator, name) for name in operator.sizes), LAYOUTS, operator.dtypes]
-    turned = [rotated(choices, start * (factor + 1)) for factor, choices in enumerate(levels)]
-    return (case_of(operator, row) for row in pairwise(turned))
+def choices(operator: Operator) -> list[Sequence[Any]]:
+    """What the factors of a case of this operator may be: its sizes, its layout, its dtype."""
+    return [*(size_classes(operator, name) for name in operator.sizes), LAYOUTS, operator.dtypes]
+
+
+def together(operator: Operator) -> list[tuple[int, ...]]:
+    """The factors that take every combination: each size with layout and dtype, and each two sizes."""
+    layout = len(operator.sizes)
+    sizes = range(layout)
+    return [*((size, layout, layout + 1) for size in sizes), *combinations(sizes, 2)]
+
+
+def covering_cases(operator: Operator, start: int) -> Iterator[Case]:
+    """Cases in which the factors of this operator that belong together meet, beginning elsewhere for each `start`."""
+    turned = [rotated(levels, start * (factor + 1)) for factor, levels in enumerate(choices(operator))]
+    return (case_of(operator, row) for row in covering(turned, together(operator)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +71,10 @@ class Batch:
 
 
 def batches() -> list[Batch]:
-    """The pairwise cases of every operator."""
+    """The cases of every operator."""
     found = []
     for start, operator in enumerate(OPERATORS):
-        cases = list(pairwise_cases(operator, start))
+        cases = list(covering_cases(operator, start))
         for number, first in enumerate(range(0, len(cases), BATCH)):
             found.append(Batch(operator, number, tuple(cases[first : first + BATCH])))
     return found
@@ -81,11 +93,14 @@ def test_there_are_many_operators_and_no_name_twice() -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
-def test_the_cases_of_an_operator_hold_every_pair_of_choices(operator: Operator) -> None:
-    levels = [*(size_classes(operator, name) for name in operator.sizes), LAYOUTS, operator.dtypes]
-    rows = [(*case.classes, case.layout, case.dtype) for case in pairwise_cases(operator, OPERATORS.index(operator))]
-    for first, second in combinations(range(len(levels)), 2):
-        assert {(row[first], row[second]) for row in rows} == set(product(levels[first], levels[second]))
+def test_the_cases_of_an_operator_hold_every_size_in_every_layout_and_dtype(operator: Operator) -> None:
+    cases = list(covering_cases(operator, OPERATORS.index(operator)))
+    for place, name in enumerate(operator.sizes):
+        found = {(case.classes[place], case.layout, case.dtype) for case in cases}
+        assert found == set(product(size_classes(operator, name), LAYOUTS, operator.dtypes))
+    for (a, name), (b, other) in combinations(enumerate(operator.sizes), 2):
+        found = {(case.classes[a], case.classes[b]) for case in cases}
+        assert found == set(product(size_classes(operator, name), size_classes(operator, other)))
 
 
 @pytest.mark.parametrize("batch", batches(), ids=str)
