@@ -14,14 +14,14 @@ from polyopt import bounded, compilation, settings
 from polyopt.classes import dataclass
 from polyopt.dsl import inlining
 from polyopt.dsl import trace as tracing
-from polyopt.dsl.bind import solve_sizes, specialise
+from polyopt.dsl.bind import solve_sizes
 from polyopt.dsl.expr import Size
 from polyopt.dsl.ir import Program
 from polyopt.dsl.results import Structure
 from polyopt.dsl.signature import Signature, read_signature
 from polyopt.dsl.spans import ends_at_the_user, hide_internals
 from polyopt.dsl.trace import Traced
-from polyopt.equations import Equations
+from polyopt.equations import Equations, specialised
 from polyopt.errors import ArgumentError, PolyoptError
 from polyopt.forks import COMPILING, is_compiling
 from polyopt.problem import Choices, Numerics, Problem, check_choices, dynamic_names
@@ -284,8 +284,7 @@ class Op(Unchanging):
 
         def resolved(traced: Traced) -> tuple[Program, Structure]:
             sizes = solve_sizes(self.signature, traced.program, given.shapes)
-            program = working(traced.program, lambda: compilation.resolve(specialise(traced.program, sizes)))
-            return program, traced.structure
+            return compilation.resolve(specialised(traced.program, sizes)), traced.structure
 
         program, structure = self._equations.apply(resolved, given)
         evaluate = functools.partial(reference.evaluate, program, given.arrays)

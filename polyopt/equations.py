@@ -43,9 +43,8 @@ class Equations:
     # --- for arguments --------------------------------------------------------------------------------------------
 
     def traced(self, given: Arguments) -> Traced:
-        """The equations for arguments like these. Sizes stay symbolic, unless the function multiplies sizes."""
-        sizes = functools.partial(solve_sizes, self._signature, None, given.shapes)
-        return self._trace(given.constants, given.free, sizes)
+        """The equations for arguments like these. Sizes stay symbolic where the function can be read so."""
+        return self.apply(lambda traced: traced, given)
 
     def apply(self, use: Callable[[Traced], Value], given: Arguments) -> Value:
         """What `use` makes of the equations for arguments like these."""
@@ -83,10 +82,7 @@ class Equations:
     def problem(self, traced: Traced, sizes: Mapping[str, int], target: Target) -> Problem:
         """The problem for known sizes; those that are dynamic, and those not known, stay symbolic."""
         dynamic = self._dynamic(traced.program.sizes)
-        known = {name: size for name, size in sizes.items() if name not in dynamic}
-        program = working(traced.program, lambda: specialise(traced.program, known))
-        if FALSE in program.conditions:
-            raise _unmet(traced.program, known)
+        program = specialised(traced.program, {name: size for name, size in sizes.items() if name not in dynamic})
         return Problem(program, program.sizes, {}, target, self._choices.numerics)
 
     # --- for sizes and compile-time values, by name ---------------------------------------------------------------
@@ -170,6 +166,14 @@ class Equations:
         if found is not None:
             return found
         return bounded.put(self._traces, key, tracing.trace(self._function, self._signature, constants, free, sizes))
+
+
+def specialised(program: ir.Program, sizes: Mapping[str, int]) -> ir.Program:
+    """The program for these sizes. Raises `ShapeError` where they do not meet its conditions."""
+    found = working(program, lambda: specialise(program, sizes))
+    if FALSE in found.conditions:
+        raise _unmet(program, sizes)
+    return found
 
 
 def _unmet(program: ir.Program, sizes: Mapping[str, int]) -> ShapeError:
