@@ -51,9 +51,10 @@ LOCAL_BYTES = 1 << 12
 STACK_BYTES = 4 * LOCAL_BYTES
 """All of one function together: the kernel, or the body of a parallel loop."""
 
-OPERATIONS, FEW_STATEMENTS = 100_000, 8
-"""Of isl's for the loops of a tree, for each statement, and of so many statements at least: our operators take half of
-them in 0.02 s, but where a condition has many cases an operation may take fifty times as long as most."""
+OPERATIONS, FEW_PIECES = 100_000, 8
+"""Of isl's for the loops of a tree, for each piece of a statement's domain, and of so many pieces at least: our
+operators take half of them in 0.02 s, but where a condition has many cases an operation may take fifty times as long as
+most."""
 
 _NODE = isl.ast_node_type
 _IF, _FOR = (getattr(_NODE, name) for name in ("if_", "for_"))  # isl's Python types leave these two out
@@ -160,7 +161,8 @@ def _scanned(scop: Scop, tree: Tree) -> tuple[isl.AstNode, ...]:
     """
     parts = tree.children if isinstance(tree, TreeSequence) and not scop.sizes else ()
     if not parts:
-        return (_generated(scop, _schedule(scop, tree), OPERATIONS * max(len(scop.statements), FEW_STATEMENTS)),)
+        pieces = sum(statement.domain.n_basic_set() for statement in scop.statements)
+        return (_generated(scop, _schedule(scop, tree), OPERATIONS * max(pieces, FEW_PIECES)),)
     inside = (replace(scop, statements=tuple(map(scop.statement, statements(part)))) for part in parts)
     return tuple(root for part, own in zip(parts, inside, strict=True) for root in _scanned(own, part))
 

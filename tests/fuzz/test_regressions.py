@@ -519,3 +519,19 @@ def test_strided_loops_that_start_at_one_of_many_places_are_read_back_in_time() 
     x = draw((9, 8), "i32", -3, 3, seed=25838)
     assert not some.lower(x).settled.fallback
     compare(some, (x,), plans=(35972, 12062))
+
+
+def test_a_few_statements_whose_domains_are_in_pieces_are_scanned_in_time() -> None:
+    """`argmin` is wanted where the recurrence starts anew: rows of two kinds, and of one of them both ends."""
+
+    @po.op(dynamic=True, target=preset("avx512"))
+    def anew(x1: po.i32[K], x2: po.i32[N], x0: po.i32[M, N]):
+        k = po.index("k", extent=K)
+        t0 = po.tensor("t0", shape=(M, N), dtype=po.i32)
+        nearest = po.cast(po.argmin(po.cast(i + 2, po.i32) - x2[j], k), po.i32)
+        t0[i, j] = po.where((i >= 2) & (j >= 2) & (j < N - 1), t0[i, j - 1], nearest)
+        return t0
+
+    assert not anew.lower().settled.fallback
+    draws = [draw(shape, "i32", -3, 3, seed=7) for shape in ((9,), (5,), (4, 5))]
+    compare(anew.on("cpu"), tuple(draws), plans=(1, 2))
