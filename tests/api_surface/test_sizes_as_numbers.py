@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ import pytest
 import polyopt as po
 from polyopt import f64
 
-N, M = po.size("N"), po.size("M")
+N = po.size("N")
 Sugar = Callable[[Any, Any], Any]
+"""Of an array `x`, with the functions of NumPy or of polyopt."""
 
 CLIPPED: dict[str, Sugar] = {
     "from behind": lambda x, _: x[-3:],
@@ -57,7 +57,7 @@ def test_a_reference_of_open_sizes_refuses_what_the_kernel_refuses() -> None:
             run(np.ones(1))
 
 
-RESHAPED: dict[str, Callable[[Any, ModuleType], Any]] = {
+RESHAPED: dict[str, Sugar] = {
     "to numbers": lambda x, _: x.reshape(2, 2),
     "a stack": lambda x, m: m.stack([x[:3], x[1:]]).reshape((3, 2)),
 }

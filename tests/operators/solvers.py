@@ -24,7 +24,7 @@ def well_conditioned(draw: Draw, n: int) -> Array:
 
 
 def symmetric(draw: Draw, n: int) -> Array:
-    """A symmetric positive definite matrix, with the eigenvalues of `well_conditioned`."""
+    """A symmetric matrix with eigenvalues from 1 to 3, so positive definite."""
     values = draw.random.uniform(-1, 1, (n, n)) / max(n, 1)
     return draw.exactly((values + values.T) / 2 + 2 * np.eye(n))
 
