@@ -8,7 +8,7 @@ parallel. Each group gets its loop, and the same happens again inside it with th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import field, replace
 
 import islpy as isl
@@ -140,6 +140,13 @@ class _Fuser:
     batches: dict[str, frozenset[str]] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def blocks(self) -> Set[str]:
+        """Names of loops over blocks of a contraction's results, that are no statement's own axes."""
+        contractions = (name for name, shape in self.roles.by_statement.items() if shape.contraction)
+        own = {axis for shape in self.roles.by_statement.values() for axis in shape.axes}
+        return {loop for name in contractions for loop in self.tiles.get(name, ())} - own
 
     def axes_after(self, name: str) -> tuple[str, ...]:
         """What a statement's loops may scan: the loops it must share, tiles, then its own axes, but those that a
@@ -460,6 +467,7 @@ class _Fuser:
     def nest(
         self, group: _Group, dependences: Sequence[Dependence], remaining: Remaining, inside_parallel: bool
     ) -> Tree:
+        group, remaining = self.without_blocks_of_others(group, remaining)
         if group.fixed is not None:
             return group.fixed
         if not group.candidates:
@@ -482,6 +490,19 @@ class _Fuser:
             coincident=coincident,
             reduction=not group.recurrent and not coincident,
         )
+
+    def without_blocks_of_others(self, group: _Group, remaining: Remaining) -> tuple[_Group, Remaining]:
+        """The group without loops over the blocks of a contraction that is not in it: nothing is left to share, and
+        inside them lanes would find no axis alone."""
+        theirs = {n: self.blocks & {*self.tiles.get(n, ())} & {*remaining[n]} for n in group.statements}
+        own = frozenset().union(*(theirs[n] for n in group.statements if self.roles.by_statement[n].contraction))
+        lone = frozenset().union(*theirs.values()) - own
+        kept = [n for n, spent in enumerate(group.spent) if not lone & {*spent.values()}]
+        if not lone or (group.candidates and not kept):
+            return group, remaining
+        rest = {n: tuple(a for a in axes if n not in theirs or a not in lone) for n, axes in remaining.items()}
+        rows, spent = tuple(group.candidates[n] for n in kept), tuple(group.spent[n] for n in kept)
+        return replace(group, candidates=rows, spent=spent), rest
 
     def in_batches(self, group: _Group, inner: Sequence[Dependence], remaining: Remaining) -> Tree:
         """A loop over batches of points, whose points are left to the loops inside, behind the recurrence's own."""
