@@ -11,6 +11,7 @@ from dataclasses import replace
 from polyopt.loops.affine import as_affine
 from polyopt.loops.ir import Alloc, Block, For, If, LoopProgram, Stmt, Store, substitute_in, uses
 from polyopt.loops.scan import affine_expr
+from polyopt.loops.split import decide
 
 MOST = 8
 """Rows that are written out."""
@@ -53,12 +54,5 @@ def _stores(rows: For) -> tuple[Stmt, ...]:
     if first is None or last is None or not (last - first).is_constant or (last - first).constant > MOST:
         return ()
     numbers = range((last - first).constant)
-    return tuple(_tidy(substitute_in(rows.body, {rows.var: affine_expr(first + number)})) for number in numbers)
-
-
-def _tidy(store: Stmt) -> Store:
-    """The store with affine subscripts in normal form, by which elements that are the same are known as such."""
-    assert isinstance(store, Store), "a row is one store"
-    affine = [as_affine(index) for index in store.indices]
-    indices = tuple(i if a is None else affine_expr(a) for i, a in zip(store.indices, affine, strict=True))
-    return replace(store, indices=indices)
+    written = (substitute_in(rows.body, {rows.var: affine_expr(first + number)}) for number in numbers)
+    return tuple(decide(store, {}) for store in written if isinstance(store, Store))

@@ -4,6 +4,10 @@
 First points of tiles are multiples of the tile apart, so only one of them is so close to the end that its tile is cut
 short, and how short is known: `if i0 <= 120: for i in range(i0, i0 + 9)`, else `range(i0, i0 + 3)`. What is written out
 for either computes no row twice, masks no whole vector and tests nothing.
+
+Rows that stand a tile apart, one in each of four tiles of 33 say, are as many as there are tiles until the last tile
+ends: `for i0 in range(33)` around `for i in range(4 - (i0 + 3) // 33)` is `range(4)` for 30 places and `range(3)` for
+three.
 """
 
 from __future__ import annotations
@@ -14,10 +18,11 @@ from math import gcd
 
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef
-from polyopt.dsl.ir import Op
+from polyopt.dsl.ir import Const, Op
 from polyopt.dtypes import bool_, i64
 from polyopt.loops.affine import as_affine
-from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, integer, stores_of
+from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, integer, stores_of, walk, walk_expr
+from polyopt.loops.scan import affine_expr
 
 MOST_STORES = 8
 """Stores of a loop beyond which a copy of it would be too much code."""
@@ -83,12 +88,13 @@ def _visit(statement: Stmt, known: Known) -> Stmt:
 
 def _cut(body: Stmt, known: Known) -> Stmt:
     """The body of a loop, once for full tiles and once for the last one."""
-    edge = next(_edges(body, known), None)
+    edge, is_small = next(_edges(body, known), None), len(stores_of(body)) <= MOST_STORES
     if edge is None:
-        return _visit(body, known)
+        step = next(_steps(body, known), None) if is_small else None
+        return _visit(body, known) if step is None else step.apart(body, known)
     if edge.alone or edge.rest == edge.length:
         return _cut(_bounded(body, edge, edge.rest), known)
-    if len(stores_of(body)) > MOST_STORES:
+    if not is_small:
         return _visit(body, known)
     is_full: Expr = Op("le", (edge.first, integer(edge.end - edge.length)), bool_)
     full, last = (_cut(_bounded(body, edge, length), known) for length in (edge.length, edge.rest))
@@ -184,3 +190,66 @@ def _bounded(statement: Stmt, edge: _Edge, length: int) -> Stmt:
             return replace(statement, then=_bounded(then, edge, length), otherwise=rest)
         case Store():
             return statement
+
+
+# --- rows a tile apart ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A quotient in the bound of a loop over few points that has two values: `value`, and behind some point one more.
+
+    is_before: whether it has the first one
+    """
+
+    quotient: Op[Expr]
+    is_before: Expr
+    value: int
+
+    def apart(self, body: Stmt, known: Known) -> If:
+        """The body, once for each value."""
+        first, second = (_cut(_with(body, self.quotient, value), known) for value in (self.value, self.value + 1))
+        return If(self.is_before, first, second)
+
+
+def _steps(statement: Stmt, known: Known) -> Iterator[_Step]:
+    """The quotients that are known to have two values where the statement begins."""
+    for loop in walk(statement):
+        for node in walk_expr(loop.upper) if isinstance(loop, For) and loop.kind == "unrolled" else ():
+            match node:
+                case Op("floordiv", (numerator, Const(divisor))):
+                    affine, size = as_affine(numerator), int(divisor)
+                    numbers = None if affine is None else _range_of(affine, known)
+                    if numbers is not None and numbers.greatest // size == numbers.least // size + 1:
+                        value = numbers.least // size
+                        is_before = Op("le", (numerator, integer((value + 1) * size - 1)), bool_)
+                        yield _Step(node, is_before, value)
+                case _:
+                    continue
+
+
+def _with(statement: Stmt, quotient: Op[Expr], value: int) -> Stmt:
+    """The statement whose loops end where a quotient with this value says."""
+    match statement:
+        case Block(body):
+            return Block(tuple(_with(inner, quotient, value) for inner in body))
+        case For():
+            upper = _replaced(statement.upper, quotient, value)
+            return replace(statement, upper=upper, body=_with(statement.body, quotient, value))
+        case Alloc(_, body):
+            return replace(statement, body=_with(body, quotient, value))
+        case If(_, then, otherwise):
+            rest = None if otherwise is None else _with(otherwise, quotient, value)
+            return replace(statement, then=_with(then, quotient, value), otherwise=rest)
+        case Store():
+            return statement
+
+
+def _replaced(bound: Expr, quotient: Op[Expr], value: int) -> Expr:
+    def visit(expr: Expr) -> Expr:
+        if expr == quotient:
+            return integer(value)
+        return replace(expr, args=tuple(map(visit, expr.args))) if isinstance(expr, Op) else expr
+
+    affine = as_affine(visit(bound)) if quotient in walk_expr(bound) else None
+    return bound if affine is None else affine_expr(affine)

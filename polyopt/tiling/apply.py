@@ -82,11 +82,13 @@ def _apply_nest(tree: Loop, nest: NestPlan, nests: Mapping[str, NestPlan], names
     inner = [*points, *(name for name in (nest.rows, nest.vector) if name is not None)]
     for name in reversed(inner):
         kind: LoopKind = "vector" if name == nest.vector else "unrolled" if name == nest.rows else "serial"
-        body = _sink(replace(chain[name], kind=kind), body, into_lanes=nest.vector is None)
+        body = _sink(replace(_point_loop(chain[name], nest), kind=kind), body, into_lanes=nest.vector is None)
     for name in reversed(nest.order):
         size = nest.tile(name)
         if name == group:
             body = _over_groups(chain[name], names[name], group_points, body)
+        elif size is not None and nest.is_apart and name == nest.rows:
+            body = _inside_tiles(chain[name], names[name], size, body)
         elif size is not None:
             body = _tile_loop(chain[name], names[name], size, body)
         elif name not in inner:
@@ -162,6 +164,20 @@ def _tile_loop(loop: Loop, tile: str, size: int, body: Tree) -> Loop:
     """The loop over the first points of the tiles of `loop`."""
     rows = tuple((name, (row // size) * size) for name, row in loop.rows)
     return replace(loop, name=tile, rows=rows, body=body)
+
+
+def _point_loop(loop: Loop, nest: NestPlan) -> Loop:
+    """The loop over the points of a tile; over those in one place of all tiles where rows stand apart."""
+    size = nest.tile(loop.name)
+    if size is None or not nest.is_apart or loop.name != nest.rows:
+        return loop
+    return replace(loop, rows=tuple((name, row // size) for name, row in loop.rows))
+
+
+def _inside_tiles(loop: Loop, place: str, size: int, body: Tree) -> Loop:
+    """The loop over the places in the tiles of `loop`."""
+    rows = tuple((name, row - (row // size) * size) for name, row in loop.rows)
+    return replace(loop, name=place, rows=rows, body=body)
 
 
 def _sink(loop: Loop, body: Tree, *, into_lanes: bool = False) -> Tree:

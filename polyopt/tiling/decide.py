@@ -158,8 +158,10 @@ class _Planner:
         if rows < 2:
             return None
         names = tuple(loop.name for loop in chain)
-        reason = f"{rows} rows are read side by side, each a stream of its own"
-        return NestPlan(names, names, ((names[-1], rows),), names[-1], None, reason)
+        count = self.extent(chain[-1], chain[-1].statements)
+        apart = -(-count // rows)
+        reason = f"{-(-count // apart)} rows, {apart} apart, are read side by side, each a stream of its own"
+        return NestPlan(names, names, ((names[-1], apart),), names[-1], None, reason, is_apart=True)
 
     def lanes_along(self, chain: Sequence[Loop], heavy: Sequence[str]) -> Loop:
         """The loop of a chain that suits lanes best."""

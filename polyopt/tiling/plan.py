@@ -17,6 +17,7 @@ class NestPlan:
     kept_bytes:     what one tile touches, in bytes; 0 where unknown
     block:          points of the vector loop whose tiles pass by before a reduction goes on; 0: one tile at a time
     group:          the loop whose points one instruction takes at once, and how many; it is tiled, and stands innermost
+    is_apart:       the points of a register row stand a tile apart, so that each is a stream of its own
     passes:         with a block: the innermost reduction loops inside, and how many iterations each does meanwhile
     reason:         one sentence
     """
@@ -31,6 +32,7 @@ class NestPlan:
     block: int = 0
     passes: tuple[tuple[str, int], ...] = ()
     group: tuple[str, int] | None = None
+    is_apart: bool = False
 
     def tile(self, loop: str) -> int | None:
         return dict(self.tiles).get(loop)
@@ -43,7 +45,7 @@ class NestPlan:
             each = ", ".join(f"{size} of {name}" for name, size in self.passes)
             parts.append(f"blocks of {self.block} pass by {each};")
         if self.rows:
-            parts.append(f"register rows {self.rows};")
+            parts.append(f"register rows {self.rows}{', a tile apart' if self.is_apart else ''};")
         parts.append(f"vector {self.vector};" if self.vector else "no vector loop;")
         if self.group:
             parts.append(f"groups of {self.group[1]} along {self.group[0]};")

@@ -14,13 +14,20 @@ from polyopt.loops.affine import as_affine
 from polyopt.loops.instances import enumerate_instances
 from polyopt.loops.ir import For, If, LoopProgram, walk
 from polyopt.target import preset
-from tests.poly.operators import K, N, i, j, k, linear_relu, product
+from tests.poly.operators import K, M, N, i, j, k, linear_relu, product
 
 
 @po.op
 def lower_triangle(x: f32[N, K]):
     z = po.tensor("z")
     z[i, j] += po.when(j <= i, x[i, k] * x[j, k])
+    return z
+
+
+@po.op
+def matrix_vector(x: f32[M, K], y: f32[K]):
+    z = po.tensor("z")
+    z[i] += x[i, k] * y[k]
     return z
 
 
@@ -88,3 +95,14 @@ def test_products_of_every_remainder_are_exact(size: int) -> None:
     numbers: Any = np.random.default_rng(size)
     x, y = (numbers.integers(-3, 4, shape).astype(np.float32) for shape in ((size, 40), (40, size + 2)))
     np.testing.assert_array_equal(product(x, y), np.maximum(x @ y, 0))
+
+
+@pytest.mark.parametrize("rows", [8, 9, 11, 30, 33])
+def test_rows_a_tile_apart_are_as_many_as_there_are_tiles(rows: int) -> None:
+    program = matrix_vector.lower(M=rows, K=2000, target=preset("avx512")).loops
+    apart = -(-rows // 4)
+    most = -(-rows // apart)
+    wanted = {most} if rows % apart == 0 else {most, most - 1}
+    assert lengths(program, "i") == wanted
+    places = [*enumerate_instances(program)]
+    assert len(set(places)) == len(places)
