@@ -19,7 +19,7 @@ from polyopt import calling, picks, rewriting
 from polyopt import report as reports
 from polyopt import text as texts
 from polyopt.classes import dataclass
-from polyopt.codegen_c import emit, mapping, streams
+from polyopt.codegen_c import ahead, emit, mapping, streams
 from polyopt.codegen_c.llvm_text import MOST_LINES_OF_ALL, TooLong
 from polyopt.dots import available
 from polyopt.dsl import ir
@@ -369,7 +369,8 @@ class Lowering:
     def _plan(self, fused: Tree, *, simple: bool) -> Decided:
         tiling = TilingPlan(()) if simple else self._tiles(fused)
         tiled = tiling_apply.apply(fused, tiling)
-        threads = mapping.CpuMapping((), ()) if simple else mapping.decide(self.scop, tiled, self.options.target)
+        machine, layouts = self.options.target, self.options.layouts
+        threads = mapping.CpuMapping((), ()) if simple else mapping.decide(self.scop, tiled, machine, layouts)
         tree = mapping.apply(tiled, threads)
         schedule = trees.as_schedule(tree, self.scop)
         places = (
@@ -432,7 +433,7 @@ class Lowering:
     def _loops(self) -> LoopProgram:
         in_place = calling.in_place(self.scop, self.program)
         mapped = self._decided.mapping
-        streamed = streams.apply(self._scanned, mapped.streams, in_place, mapped.ahead)
+        streamed = ahead.apply(streams.apply(self._scanned, mapped.streams, in_place), mapped.ahead)
         return beside.write_out(edges.split(wraps.split(loops_split.split(interior.split(streamed)))))
 
     @stage

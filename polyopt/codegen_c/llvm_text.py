@@ -366,10 +366,11 @@ class Function:
         self.module.has_past = True
         self.line(f"store {value}, ptr {pointer.text}, align {alignment}, !nontemporal !0")
 
-    def prefetch(self, pointer: Value) -> None:
-        """Asks for the line of the cache at an address, to be read soon. Any address will do."""
+    def prefetch(self, pointer: Value, *, is_near: bool) -> None:
+        """Asks for the line at an address: in the first cache, to be read soon, or in the second. Any address will
+        do."""
         self.module.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        self.line(f"call void @llvm.prefetch.p0({pointer}, i32 0, i32 3, i32 1)")
+        self.line(f"call void @llvm.prefetch.p0({pointer}, i32 0, i32 {3 if is_near else 2}, i32 1)")
 
     def read(self, slot: Value, scalar: str, lanes: int = 1) -> Value:
         """The present value of an alloca that is promoted to a register."""

@@ -7,18 +7,20 @@ Chunks depend on the trip count alone, never on the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import assert_never
 
 from polyopt import picks
 from polyopt.classes import dataclass
-from polyopt.codegen_c import streams, work
-from polyopt.codegen_c.streams import Ahead, Stream
+from polyopt.codegen_c import ahead, streams, work
+from polyopt.codegen_c.ahead import Ahead
+from polyopt.codegen_c.streams import Stream
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Leaf, Loop, Sequence, Tree
 from polyopt.target import Target
 from polyopt.tiling.extents import Extents
+from polyopt.tiling.steps import Steps
 
 CHUNKS_WORTH_WAKING = 4
 """Chunks of a loop that is just worth the threads. A claim costs 50 ns where others claim too, a chunk is 2 us."""
@@ -74,9 +76,12 @@ class CpuMapping:
         return "\n".join([*loops, *map(str, self.streams), *map(str, self.ahead)])
 
 
-def decide(scop: Scop, tree: Tree, target: Target) -> CpuMapping:
-    """Chooses the parallel loops of a tiled tree."""
+def decide(
+    scop: Scop, tree: Tree, target: Target, layouts: Mapping[str, tuple[int, ...] | None] | None = None
+) -> CpuMapping:
+    """Chooses the parallel loops of a tiled tree. layouts: byte strides of arguments that are not C-contiguous"""
     extents, waking_ns = Extents(scop), _waking_ns(target)
+    steps = Steps({array.name: array for array in scop.arrays}, layouts or {})
     parallel: list[ParallelLoop] = []
     too_short: list[ShortLoop] = []
     shared: set[str] = set()
@@ -90,8 +95,9 @@ def decide(scop: Scop, tree: Tree, target: Target) -> CpuMapping:
             shared |= {scop.statement(name).array for name in loop.statements}
         else:
             too_short.append(ShortLoop(loop.name, round(ns), least_ns))
-    passing, ahead = streams.decide(scop, tree, extents, target), streams.read_ahead(scop, target)
-    return CpuMapping(tuple(parallel), tuple(too_short), passing, ahead)
+    passing = streams.decide(scop, tree, extents, target)
+    asked = ahead.decide(scop, tree, steps, extents, target)
+    return CpuMapping(tuple(parallel), tuple(too_short), passing, asked)
 
 
 def _is_worth_threads(loop: Loop, enough: bool) -> bool:

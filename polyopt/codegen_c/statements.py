@@ -51,7 +51,8 @@ from polyopt.codegen_c.values import (
     scalar_of,
 )
 from polyopt.dots import Dot
-from polyopt.dsl.ir import Const, Var
+from polyopt.dsl.ir import Const, Op, Var
+from polyopt.dtypes import i64
 from polyopt.loops.ir import (
     Alloc,
     Block,
@@ -63,13 +64,11 @@ from polyopt.loops.ir import (
     Stmt,
     Store,
     buffers_used,
+    integer,
     stores_of,
     walk,
     walk_expr,
 )
-
-AHEAD_BYTES = 1024
-"""How far ahead of a vector its operands are asked for: 16 lines of the cache, 5 to 20 ns each."""
 
 MOST_PARTIALS = 12
 """Vectors of partial results that a loop keeps: enough for the processor to wait for none, and no more than registers
@@ -423,20 +422,23 @@ class Statements:
 
     def _fetch_ahead(self, loop: For, trip: Trip, first: Linear, lanes: int, context: Context) -> None:
         """Asks for what a later vector reads of the operands that are wanted ahead."""
-        wanted = {name: place for name, place in self._x.places.items() if place.buffer.ahead}
-        if not wanted or context.mask is not None:
+        places = self._x.places
+        if context.mask is not None or not any(place.buffer.ahead for place in places.values()):
             return
         inner = replace(context, lanes=lanes).bind(loop.var, _position(trip, first))
-        for buffer, indices in dict.fromkeys(_loads_of(loop.body)):
+        for statement, buffer, indices in dict.fromkeys(_loads_of(loop.body)):
+            place = places.get(buffer)
+            fetch = None if place is None else place.buffer.ahead
             parts = (part for index in indices for part in walk_expr(index))
             is_known = all(part.name in inner.env for part in parts if isinstance(part, Var))  # no loop inside moves it
-            if buffer not in wanted or not is_known:
+            if place is None or fetch is None or fetch.reader != statement or not is_known:
                 continue
-            place = wanted[buffer]
-            forms = [self._x.index(index, inner) for index in indices]
+            steps = fetch.further or (0,) * len(indices)
+            moved = (Op("add", (i, integer(step)), i64) for i, step in zip(indices, steps, strict=True))
+            forms = [self._x.index(index, inner) for index in moved]
             address = memory.address_of(self._f, place, forms, lanes)
             if address.scattered is None and address.offset.lane_factor == place.itemsize:
-                self._f.prefetch(memory.pointer(self._f, address, AHEAD_BYTES))
+                self._f.prefetch(memory.pointer(self._f, address, fetch.bytes), is_near=fetch.is_near)
 
     def _one_vector(
         self, loop: For, trip: Trip, first: Linear, lanes: int, mask: Value | None, copy: int, context: Context
@@ -462,7 +464,7 @@ def _only_defines(body: Stmt) -> bool:
     is_plain = all(isinstance(inner, Block | Store) for inner in walk(body)) and not any(s.reducer for s in stores)
     places = (index for store in stores for index in store.indices)
     at = {load.buffer for index in places for load in walk_expr(index) if isinstance(load, Load)}
-    return is_plain and ({buffer for buffer, _ in _loads_of(body)} | at).isdisjoint(store.buffer for store in stores)
+    return is_plain and ({buffer for _, buffer, _ in _loads_of(body)} | at).isdisjoint(store.buffer for store in stores)
 
 
 def _position(trip: Trip, first: Linear) -> Linear:
@@ -470,10 +472,11 @@ def _position(trip: Trip, first: Linear) -> Linear:
     return replace(trip.lower + first * trip.step, lane_factor=trip.step)
 
 
-def _loads_of(statement: Stmt) -> Iterator[tuple[str, tuple[Expr, ...]]]:
-    """The elements that the values of stores are computed from."""
+def _loads_of(statement: Stmt) -> Iterator[tuple[str, str, tuple[Expr, ...]]]:
+    """The elements that the values of stores are computed from, and by which statement."""
     for store in stores_of(statement):
-        yield from ((load.buffer, load.indices) for load in walk_expr(store.value) if isinstance(load, Load))
+        loads = (load for load in walk_expr(store.value) if isinstance(load, Load))
+        yield from ((store.statement, load.buffer, load.indices) for load in loads)
 
 
 def _trips(plan: Plan) -> Iterator[Trip]:

@@ -1,13 +1,9 @@
-"""Which results are stored past the caches, and which operands are asked for ahead.
+"""Which results are stored past the caches.
 
 A store to a line that is in no cache first reads the line from memory. A vector that covers a line can go to memory as
 it is, which saves that read and leaves the caches to what is read again: for a result that a kernel writes once, in
 whole vectors, and that would not stay in the caches anyway until somebody reads it. Where a call computes in place,
 the operand's lines are there already, and stores past the caches would throw them out.
-
-A processor foresees what a loop reads along a row, and has several vectors under way at once. Where one of them takes
-long, and stores go to memory besides, that is not enough: a loop of 50 cycles a vector then waits 40 more for each.
-So operands that are read once, from behind a core's own cache, are asked for a few lines ahead in such loops.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from dataclasses import replace
 from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.codegen_c import work
-from polyopt.dsl.affine import Affine, AxisRef, axes_of
+from polyopt.dsl.affine import Affine, AxisRef
 from polyopt.loops.ir import Buffer, LoopProgram
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.tree import Loop, Tree, loops, statements
@@ -26,9 +22,6 @@ from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import Target
 from polyopt.tiling.cost import axis_of
 from polyopt.tiling.extents import Extents
-
-LONG = 16
-"""Operations of an instance, as many as a function has, from which on too few vectors are under way at once."""
 
 OUTGROWN = 1.25
 """Times that a nest must touch what the caches keep: of a little more than that most stays (measured on Zen 4, two
@@ -51,35 +44,6 @@ class Stream:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """An operand asked for ahead. whole_bytes: of it"""
-
-    array: str
-    whole_bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.array}: read ahead: {self.whole_bytes} bytes from behind the second cache, each once"
-
-
-def read_ahead(scop: Scop, target: Target) -> tuple[Ahead, ...]:
-    """The operands larger than a core's own cache of which one instance, that takes long, reads each element."""
-    found = []
-    for array in scop.arrays:
-        size = work.whole_bytes(scop, array.name)
-        readers = [s for s in scop.statements if any(access.read.tensor == array.name for access in s.reads)]
-        if array.role != "input" or size <= target.l2_bytes or len(readers) != 1:
-            continue
-        (reader,) = readers
-        places = {access.read.subscripts for access in reader.reads if access.read.tensor == array.name}
-        subscripts = [s for place in places for s in place]
-        is_plain = len(places) == 1 and all(isinstance(s, Affine) for s in subscripts)
-        known = frozenset().union(*(axes_of(s) for s in subscripts if isinstance(s, Affine)))
-        if is_plain and known == {*reader.axes} and work.operations(reader) >= LONG:
-            found.append(Ahead(array.name, size))
-    return tuple(found)
-
-
 def decide(scop: Scop, tree: Tree, extents: Extents, target: Target) -> tuple[Stream, ...]:
     """The results of a tiled tree to store past the caches. Only x86 has such stores for vectors."""
     if not target.triple.startswith("x86_64"):
@@ -98,19 +62,12 @@ def _goes_past(name: str, preferred: bool) -> bool:
     return picks.choose(f"{name} past the caches", preferred, lambda: (preferred, not preferred))
 
 
-def apply(
-    program: LoopProgram,
-    streams: Sequence[Stream],
-    in_place: Sequence[tuple[str, str]] = (),
-    ahead: Sequence[Ahead] = (),
-) -> LoopProgram:
+def apply(program: LoopProgram, streams: Sequence[Stream], in_place: Sequence[tuple[str, str]] = ()) -> LoopProgram:
     """The program with its streams marked. in_place: pairs (result, input) that may be the same memory"""
-    names, operands = {stream.array for stream in streams}, {operand.array for operand in ahead}
+    names = {stream.array for stream in streams}
     arguments = {buffer.name for buffer in program.arguments}
 
     def marked(buffer: Buffer) -> Buffer:
-        if buffer.name in operands:
-            return replace(buffer, ahead=True)
         if buffer.name not in names:
             return buffer
         others = tuple(given for result, given in in_place if result == buffer.name and given in arguments)

@@ -57,6 +57,22 @@ Expr: TypeAlias = "Const | Op[Expr] | Cast[Expr] | Var | Load"
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """What the vectors of a statement ask for while they read an element: one that is further on, and far away.
+
+    reader:  the statement
+    bytes:   from what it reads
+    further: by how much each index is greater than its own; empty for the same
+    is_near: wanted in the first cache; otherwise in the second one
+    """
+
+    reader: str
+    bytes: int = 0
+    further: tuple[int, ...] = ()
+    is_near: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Buffer:
     """Storage of one array.
 
@@ -70,7 +86,7 @@ class Buffer:
     passes:  vectors stored here go past the caches, to memory: for results that nobody reads soon
     in_place_of: the arguments whose memory the caller may have given for this one too, if it passes the caches: then
              reading them has brought its lines, and it does not pass
-    ahead:   comes from memory, each element once: vector loops ask for elements some lines before they read them
+    ahead:   what vector loops ask for before they read it
     padded:  a row may end in elements that no iteration defines; lanes past the end of a loop may set them to zero
     swizzled: rows of its last two dimensions lie in lines of 128 bytes whose parts of 16 bytes change places, so that
               neighboring rows are in different banks of a GPU's shared memory: as a warp reads them best ("lines",
@@ -86,7 +102,7 @@ class Buffer:
     given: tuple[Expr, ...] | None = None
     passes: bool = False
     in_place_of: tuple[str, ...] = ()
-    ahead: bool = False
+    ahead: Fetch | None = None
     padded: bool = False
     swizzled: Literal["", "lines", "atoms"] = ""
 

@@ -11,7 +11,6 @@ import polyopt as po
 from polyopt import bf16, f32, f64
 from polyopt.codegen_c import streams
 from polyopt.target import Target, host, preset
-from polyopt.testing.guarded import guarded_copy
 from tests.poly.operators import M, N, i, j, product, softmax
 
 is_x86 = pytest.mark.skipif(not host().triple.startswith("x86_64"), reason="only x86 stores vectors past the caches")
@@ -44,13 +43,6 @@ def neighbours(x: f32[N]):
 def narrowed(x: f64[M, N]):
     y = po.tensor("y")
     y[i, j] = po.cast(x[i, j] * 2.0, bf16)
-    return y
-
-
-@po.op
-def bent(x: f32[M, N], b: f32[N]):
-    y = po.tensor("y")
-    y[i, j] = po.tanh(po.exp(x[i, j]) * b[j])
     return y
 
 
@@ -140,27 +132,6 @@ def test_a_call_in_place_keeps_what_it_has_read() -> None:
     places = {buffer.name: buffer.in_place_of for buffer in lowering.loops.arguments}
     assert places == {"p": (), "g": (), "m": ("p", "g"), "q": ()}
     assert "icmp eq ptr" in lowering.source("llvm"), "whether a call is in place is asked when it is made"
-
-
-def test_what_slow_loops_read_once_from_memory_is_asked_for_ahead() -> None:
-    """Each vector of a long loop waited for its operand where the result went past the caches (2.7 times as long)."""
-    machine = preset("avx512")
-    lowering = bent.lower(M=4096, N=4096, target=machine)
-    assert "x: read ahead: 67108864 bytes from behind the second cache, each once" in str(lowering.report())
-    assert "# 67108864 bytes, read ahead" in str(lowering.loops)
-    assert "call void @llvm.prefetch.p0" in lowering.source("llvm")
-    for other, sizes in ((bent, (256, 256)), (shifted, (4096, 4096)), (softmax, (4096, 4096))):
-        near = other.lower(M=sizes[0], N=sizes[1], target=machine)  # near, quick, and read again
-        assert near.mapping.ahead == () and "prefetch" not in near.source("llvm")
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 37), (5, 129), (40, 16), (2, 700)])
-def test_asking_behind_the_end_of_an_array_does_no_harm(rows: int, columns: int) -> None:
-    x = np.random.default_rng(7).standard_normal((rows, columns)).astype(np.float32)
-    expected = bent(x, x[0].copy())
-    for threads in (0, 1 << 40):
-        at_the_end = guarded_copy(x), guarded_copy(x[0])
-        np.testing.assert_array_equal(bent.on(tiny(threads))(*(one.array for one in at_the_end)), expected)
 
 
 def test_a_program_without_streams_is_not_marked() -> None:
