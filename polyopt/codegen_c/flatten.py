@@ -26,10 +26,10 @@ from polyopt.loops.ir import (
     Stmt,
     Store,
     expr_children,
+    parts_of,
     stores_of,
     substatements,
     uses,
-    walk_expr,
 )
 
 MOST_COPIES = 32
@@ -184,7 +184,7 @@ def cost_of(statement: Stmt) -> int:
     """Roughly the instructions that a statement becomes."""
     match statement:
         case Store(value=value):
-            return 1 + _expr_cost(value)
+            return 1 + _expr_cost(value, {})
         case For(kind="unrolled" | "vector" as kind, body=body):
             count = visible_count(statement)
             copies = 1 if count is None or count > 64 else count if kind == "unrolled" else -(-count // 8)
@@ -225,13 +225,16 @@ def visible_count(loop: For) -> int | None:
             return None
 
 
-def _expr_cost(expr: Expr) -> int:
-    own = 1
-    if isinstance(expr, Op) and BUILTINS[expr.name].ulp:
-        own = 20
-    elif isinstance(expr, Op) and expr.name in ("floordiv", "mod"):
-        own = 1 if isinstance(expr.args[0], Var) and isinstance(expr.args[1], Const) else 8  # a tile's number: once
-    return own + sum(_expr_cost(child) for child in expr_children(expr) if not _is_address(expr, child))
+def _expr_cost(expr: Expr, known: dict[int, int]) -> int:
+    """known: of expressions, by the object: what an expression repeats is one object, and counts each time"""
+    if id(expr) not in known:
+        own = 1
+        if isinstance(expr, Op) and BUILTINS[expr.name].ulp:
+            own = 20
+        elif isinstance(expr, Op) and expr.name in ("floordiv", "mod"):
+            own = 1 if isinstance(expr.args[0], Var) and isinstance(expr.args[1], Const) else 8  # a tile's number: once
+        known[id(expr)] = own + sum(_expr_cost(c, known) for c in expr_children(expr) if not _is_address(expr, c))
+    return known[id(expr)]
 
 
 def _is_address(expr: Expr, index: Expr) -> bool:
@@ -240,5 +243,5 @@ def _is_address(expr: Expr, index: Expr) -> bool:
         return False
     return all(
         isinstance(node, (Const, Var)) or (isinstance(node, Op) and node.name in ("add", "sub", "mul"))
-        for node in walk_expr(index)
+        for node in parts_of(index)
     )

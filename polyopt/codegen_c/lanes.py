@@ -10,7 +10,7 @@ from polyopt.dots import Dot, between
 from polyopt.dsl.ir import Cast, Op, Var
 from polyopt.dtypes import DType, bf16, f16, i32, i64
 from polyopt.loops.affine import as_affine
-from polyopt.loops.ir import Alloc, Expr, For, If, Load, Stmt, Store, stores_of, uses, walk, walk_expr
+from polyopt.loops.ir import Alloc, Expr, For, If, Load, Stmt, Store, parts_of, stores_of, uses, walk, walk_expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ class LanePlanner:
         """The dtypes of elements that each lane finds by itself: where data says, or along a diagonal."""
         for store in stores_of(loop):
             accesses = [(store.buffer, store.indices)]
-            nodes = (node for expr in (store.value, *store.indices) for node in walk_expr(expr))
+            nodes = (node for expr in (store.value, *store.indices) for node in parts_of(expr))
             accesses += [(node.buffer, node.indices) for node in nodes if isinstance(node, Load)]
             for buffer, indices in accesses:
                 moving = [index for index in indices if uses(index, loop.var)]
-                if len(moving) > 1 or any(isinstance(node, Load) for index in moving for node in walk_expr(index)):
+                if len(moving) > 1 or any(isinstance(node, Load) for index in moving for node in parts_of(index)):
                     yield self._dtypes[buffer]
 
 

@@ -27,7 +27,7 @@ from polyopt.codegen_c.llvm_text import Value, vector_type
 from polyopt.codegen_c.memory import Place
 from polyopt.codegen_c.values import Linear, conjunction, int64, intrinsic, linear, register_scalar, scalar_of
 from polyopt.dsl.ir import Var
-from polyopt.loops.ir import Alloc, Block, Expr, For, If, Load, Stmt, Store, buffers_used, walk_expr
+from polyopt.loops.ir import Alloc, Block, Expr, For, If, Load, Stmt, Store, buffers_used, parts_of
 
 MOST_SLOTS = 64
 
@@ -419,7 +419,7 @@ class _Walker:
         yield self._access(store, context, happens, certain)
 
     def _reads(self, expr: Expr, context: Context, happens: Value | None, certain: bool) -> Iterator[Access]:
-        for inner in walk_expr(expr):
+        for inner in parts_of(expr):
             if isinstance(inner, Load) and inner.buffer in self._stored:
                 yield self._access(inner, context, happens, certain)
 
@@ -434,5 +434,5 @@ class _Walker:
         return any(
             (isinstance(inner, Var) and inner.name in self._moving)
             or (isinstance(inner, Load) and inner.buffer in self._stored)
-            for inner in walk_expr(expr)
+            for inner in parts_of(expr)
         )

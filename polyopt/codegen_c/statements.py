@@ -65,6 +65,7 @@ from polyopt.loops.ir import (
     Store,
     buffers_used,
     integer,
+    parts_of,
     stores_of,
     walk,
     walk_expr,
@@ -475,7 +476,7 @@ def _position(trip: Trip, first: Linear) -> Linear:
 def _loads_of(statement: Stmt) -> Iterator[tuple[str, str, tuple[Expr, ...]]]:
     """The elements that the values of stores are computed from, and by which statement."""
     for store in stores_of(statement):
-        loads = (load for load in walk_expr(store.value) if isinstance(load, Load))
+        loads = (load for load in parts_of(store.value) if isinstance(load, Load))
         yield from ((store.statement, load.buffer, load.indices) for load in loads)
 
 

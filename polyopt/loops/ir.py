@@ -270,9 +270,21 @@ def walk_expr(expr: Expr) -> Iterator[Expr]:
         open_.extend(reversed(expr_children(node)))
 
 
+def parts_of(expr: Expr) -> Iterator[Expr]:
+    """The same, each object once: what a long expression repeats is one object (`loops.interned`)."""
+    open_, seen = [expr], {id(expr)}
+    while open_:
+        node = open_.pop()
+        yield node
+        for child in reversed(expr_children(node)):
+            if id(child) not in seen:
+                seen.add(id(child))
+                open_.append(child)
+
+
 def uses(expr: Expr, var: str) -> bool:
     """Whether an expression depends on a variable."""
-    return any(isinstance(node, Var) and node.name == var for node in walk_expr(expr))
+    return any(isinstance(node, Var) and node.name == var for node in parts_of(expr))
 
 
 def substatements(statement: Stmt) -> tuple[Stmt, ...]:
@@ -308,7 +320,7 @@ def buffers_used(statement: Stmt) -> frozenset[str]:
         if isinstance(inner, Store):
             used.add(inner.buffer)
         for expr in _own_expressions(inner):
-            used.update(node.buffer for node in walk_expr(expr) if isinstance(node, Load))
+            used.update(node.buffer for node in parts_of(expr) if isinstance(node, Load))
     return frozenset(used)
 
 
@@ -338,9 +350,9 @@ def compares_numbers(statement: Stmt) -> bool:
         and node.name in _COMPARISONS
         and node.args[0].dtype.is_float
         and not any(isinstance(arg, Const) for arg in node.args)
-        and any(isinstance(n, Op) and n.name in _ROUNDED and n.dtype.is_float for n in walk_expr(node))
+        and any(isinstance(n, Op) and n.name in _ROUNDED and n.dtype.is_float for n in parts_of(node))
         for store in stores_of(statement)
-        for node in walk_expr(store.value)
+        for node in parts_of(store.value)
     )
 
 

@@ -28,8 +28,8 @@ from polyopt.loops.ir import (
     Store,
     integer,
     map_stores,
+    parts_of,
     walk,
-    walk_expr,
 )
 from polyopt.loops.scan import affine_expr
 
@@ -135,7 +135,7 @@ def _comparisons(loop: For, middle: int) -> Iterator[Op[Expr]]:
     for store in walk(loop.body):
         if isinstance(store, Store):
             for expr in (*store.indices, store.value):
-                for node in walk_expr(expr):
+                for node in parts_of(expr):
                     for comparison in _decisive(node, loop, middle):
                         if comparison not in seen:
                             seen.add(comparison)
