@@ -84,7 +84,7 @@ class Problem:
 
     @cached_property
     def _text(self) -> str:
-        return _canonical(self.program)
+        return _canonical(self.program, {})
 
 
 def digest_of(text: str) -> str:
@@ -92,17 +92,22 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _canonical(value: Any) -> str:
-    """A text that is the same for equal values of the program's dataclasses, and differs for different ones."""
+def _canonical(value: Any, known: dict[int, str]) -> str:
+    """A text that is the same for equal values of the program's dataclasses, and differs for different ones.
+
+    known: the texts of objects, by identity: what an equation repeats is one object
+    """
     if isinstance(value, tuple):
-        return f"({','.join(map(_canonical, value))})"
+        return f"({','.join([_canonical(item, known) for item in value])})"
     if isinstance(value, float):
         return value.hex()
     kind: Any = type(value)
     names = _compared_fields(kind)
     if names is None:
         return repr(value)
-    return f"{kind.__name__}({','.join([_canonical(getattr(value, name)) for name in names])})"
+    if id(value) not in known:
+        known[id(value)] = f"{kind.__name__}({','.join([_canonical(getattr(value, name), known) for name in names])})"
+    return known[id(value)]
 
 
 @cache
