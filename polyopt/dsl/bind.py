@@ -233,7 +233,18 @@ def _equation(equation: ir.Equation, sizes: Mapping[str, int]) -> ir.Equation:
 
 def specialise_expr(expr: ir.Expr, sizes: Mapping[str, int]) -> ir.Expr:
     """The expression with sizes replaced; sizes that are values become constants, and decided choices one branch."""
-    changed = ir.rebuild(expr, lambda child: specialise_expr(child, sizes))
+    return _specialised(expr, sizes, {})
+
+
+def _specialised(expr: ir.Expr, sizes: Mapping[str, int], known: dict[int, ir.Expr]) -> ir.Expr:
+    """known: what became of expressions, by the object: one that is repeated stays one"""
+    if id(expr) not in known:
+        known[id(expr)] = _node(ir.rebuild(expr, lambda child: _specialised(child, sizes, known)), sizes)
+    return known[id(expr)]
+
+
+def _node(changed: ir.Expr, sizes: Mapping[str, int]) -> ir.Expr:
+    """An expression whose parts are specialised."""
     match changed:
         case ir.IndexValue(affine=affine):
             value = _substituted(affine, sizes)
