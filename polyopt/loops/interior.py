@@ -16,8 +16,22 @@ from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef
 from polyopt.dsl.ir import Const, Op
 from polyopt.dtypes import bool_, i64
-from polyopt.loops.affine import arms, as_affine
-from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, integer, walk, walk_expr
+from polyopt.loops.affine import arms, as_affine, tidy
+from polyopt.loops.ir import (
+    Alloc,
+    Block,
+    Expr,
+    For,
+    If,
+    LoopProgram,
+    Stmt,
+    Store,
+    integer,
+    substitute_in,
+    uses,
+    walk,
+    walk_expr,
+)
 from polyopt.loops.split import decide
 
 FEWEST = 1
@@ -36,7 +50,7 @@ def _visit(statement: Stmt) -> Stmt:
     match statement:
         case Block(body):
             return Block(tuple(_visit(inner) for inner in body))
-        case For(kind="serial") if (statement.step > 1 or _has_groups(statement)) and _is_candidate(statement):
+        case For(kind="serial") if _goes_over_tiles(statement) and _is_candidate(statement):
             return _split(statement)
         case For() | Alloc():
             return replace(statement, body=_visit(statement.body))
@@ -46,8 +60,10 @@ def _visit(statement: Stmt) -> Stmt:
             return statement
 
 
-def _has_groups(loop: For) -> bool:
-    return any(isinstance(inner, For) and inner.kind == "group" for inner in walk(loop.body))
+def _goes_over_tiles(loop: For) -> bool:
+    """Whether an iteration is several points: of groups, or of loops inside that begin where it says."""
+    inside = [inner for inner in walk(loop.body) if isinstance(inner, For)]
+    return loop.step > 1 or any(inner.kind == "group" or uses(inner.lower, loop.var) for inner in inside)
 
 
 def _is_candidate(loop: For) -> bool:
@@ -79,10 +95,32 @@ def _split(loop: For) -> Stmt:
         upper = loop.upper if last == count else integer(start + last * step)
         return replace(loop, lower=integer(start + first * step), upper=upper, body=inner)
 
-    pieces: list[Stmt] = [piece(0, stretch.first, loop.body)] if stretch.first else []
+    def edge(first: int, last: int) -> For:
+        return piece(first, last, _visit(_where(loop, start + first * step)) if last == first + 1 else loop.body)
+
+    pieces: list[Stmt] = [edge(0, stretch.first)] if stretch.first else []
     pieces.append(piece(stretch.first, stretch.last, _visit(body)))
-    pieces += [piece(stretch.last, count, loop.body)] if stretch.last < count else []
+    pieces += [edge(stretch.last, count)] if stretch.last < count else []
     return pieces[0] if len(pieces) == 1 else Block(tuple(pieces))
+
+
+def _where(loop: For, number: int) -> Stmt:
+    """The body in one iteration, with bounds of loops that it then knows."""
+
+    def known(statement: Stmt) -> Stmt:
+        match statement:
+            case Block(body):
+                return Block(tuple(map(known, body)))
+            case For(body=body):
+                return replace(statement, lower=tidy(statement.lower), upper=tidy(statement.upper), body=known(body))
+            case Alloc(_, body):
+                return replace(statement, body=known(body))
+            case If(_, then, otherwise):
+                return replace(statement, then=known(then), otherwise=None if otherwise is None else known(otherwise))
+            case Store():
+                return statement
+
+    return known(substitute_in(loop.body, {loop.var: integer(number)}))
 
 
 @dataclass(frozen=True, slots=True)
