@@ -7,7 +7,7 @@ more than that:
   each. What it reads once, from behind a core's own cache, is asked for a few lines ahead.
 - Loops that pass over a row one after the other, as those of a softmax do: the first of them waits for the memory, and
   the memory for the others. The one of the others that computes most asks for the next row, line by line as it passes
-  over its own.
+  over its own. What the last cache holds comes so soon that only a loop whose vectors take long has time to ask.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyopt.codegen_c import work
 from polyopt.dsl.affine import Affine, AxisRef, axes_of
 from polyopt.loops.ir import Buffer, Fetch, LoopProgram
 from polyopt.poly.scop import Array, Scop, Statement
-from polyopt.poly.tree import Loop, Tree, loops, statements
+from polyopt.poly.tree import Loop, Tree, children_of, loops, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import Target
 from polyopt.tiling.cost import axis_of
@@ -81,7 +81,13 @@ def _asked(
         (reader,) = readers
         is_slow = array.role == "input" and _is_slow(reader, array.name)
         return Ahead(array.name, size, Fetch(reader.name, AHEAD_BYTES)) if is_slow else None
-    rows = max(_rows(scop, tree, steps, extents, array), key=lambda row: row.operations, default=None)
+    found = [
+        row
+        for nest in children_of(tree)
+        for row in _rows(scop, nest, steps, extents, array)
+        if row.operations >= LONG or work.nest_bytes(scop, nest, extents) > target.cached_bytes
+    ]
+    rows = max(found, key=lambda row: row.operations, default=None)
     if rows is None or not LEAST_ROW <= rows.bytes <= target.l2_bytes // 2:
         return None
     is_near = 4 * rows.bytes <= target.l1_bytes
@@ -125,9 +131,9 @@ class _Row:
     operations: int
 
 
-def _rows(scop: Scop, tree: Tree, steps: Steps, extents: Extents, array: Array) -> Iterator[_Row]:
+def _rows(scop: Scop, nest: Tree, steps: Steps, extents: Extents, array: Array) -> Iterator[_Row]:
     """The rows of an array that are read again inside the iteration that read them first, and not written there."""
-    for around in loops(tree):
+    for around in loops(nest):
         passes = around.body.children if isinstance(around.body, TreeSequence) else ()
         if any(scop.statement(name).array == array.name for name in around.statements):
             continue

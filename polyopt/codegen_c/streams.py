@@ -17,8 +17,7 @@ from polyopt.codegen_c import work
 from polyopt.dsl.affine import Affine, AxisRef
 from polyopt.loops.ir import Buffer, LoopProgram
 from polyopt.poly.scop import Scop, Statement
-from polyopt.poly.tree import Loop, Tree, loops, statements
-from polyopt.poly.tree import Sequence as TreeSequence
+from polyopt.poly.tree import Loop, Tree, children_of, loops
 from polyopt.target import Target
 from polyopt.tiling.cost import axis_of
 from polyopt.tiling.extents import Extents
@@ -49,8 +48,8 @@ def decide(scop: Scop, tree: Tree, extents: Extents, target: Target) -> tuple[St
     if not target.triple.startswith("x86_64"):
         return ()
     found = []
-    for nest in tree.children if isinstance(tree, TreeSequence) else (tree,):
-        size = work.touched_bytes(scop, {name: extents.points(name) for name in statements(nest)})
+    for nest in children_of(tree):
+        size = work.nest_bytes(scop, nest, extents)
         for name in _written_once(scop, nest):
             is_large = work.whole_bytes(scop, name) > target.l2_bytes
             if is_large and _goes_past(name, size > OUTGROWN * target.cached_bytes):

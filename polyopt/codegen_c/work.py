@@ -111,6 +111,11 @@ def touched_bytes(scop: Scop, runs: Mapping[str, float]) -> float:
     return sum(min(size, whole_bytes(scop, name) or size) for name, size in found.items())
 
 
+def nest_bytes(scop: Scop, nest: Tree, extents: Extents) -> float:
+    """The same of all instances of a nest."""
+    return touched_bytes(scop, {name: extents.points(name) for name in statements(nest)})
+
+
 def whole_bytes(scop: Scop, name: str) -> int:
     """Bytes of an array; 0 where its shape is symbolic."""
     array = next(array for array in scop.arrays if array.name == name)

@@ -24,7 +24,7 @@ from polyopt.dsl.affine import Affine, Atom, AxisRef, axes_of, axis, substitute
 from polyopt.dsl.ir import DataIndex, Read
 from polyopt.poly.roles import roles_of
 from polyopt.poly.scop import Scop
-from polyopt.poly.tree import Leaf, Loop, Tree, loops, numbered, sequence, statements
+from polyopt.poly.tree import Leaf, Loop, Tree, children_of, loops, numbered, sequence, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import LAUNCH_BYTES, WARP, GpuTarget
 from polyopt.tiling.cost import axis_of
@@ -202,7 +202,7 @@ class _Planner:
 
     def columns(self, head: Loop, chain: Sequence[Loop], lane: Loop, body: Tree) -> CudaNest | None:
         """Neighboring threads along `lane`, warps that share the one sum inside; None where there is no such sum."""
-        children = body.children if isinstance(body, TreeSequence) else (body,)
+        children = children_of(body)
         sums = [child for child in children if not isinstance(child, Leaf)]
         if self.scop.sizes or len(sums) != 1 or not isinstance(sums[0], Loop) or self.extent(lane) < WARP:
             return None
@@ -462,7 +462,7 @@ def _parts(tree: Tree, chain: Sequence[Loop], *, at_sums: bool) -> list[Loop]:
     """
     if isinstance(tree, Loop) and tree.coincident:
         return _parts(tree.body, [*chain, tree], at_sums=at_sums)
-    children = tree.children if isinstance(tree, TreeSequence) else (tree,)
+    children = children_of(tree)
     parts: list[Loop] = []
     for is_nest, group in groupby(children, lambda child: isinstance(child, Loop) and child.coincident):
         together = list(group)

@@ -82,6 +82,11 @@ def statements(tree: Tree) -> tuple[str, ...]:
             assert_never(tree)
 
 
+def children_of(tree: Tree) -> tuple[Tree, ...]:
+    """What a sequence runs one after the other; a tree that is none, alone."""
+    return tree.children if isinstance(tree, Sequence) else (tree,)
+
+
 def loops(tree: Tree) -> Iterator[Loop]:
     """Every loop, outer ones first."""
     match tree:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from polyopt.dsl.affine import Affine
-from polyopt.poly.tree import Leaf, Loop, LoopKind, Sequence, Tree, loops, sequence, statements
+from polyopt.poly.tree import Leaf, Loop, LoopKind, Sequence, Tree, children_of, loops, sequence, statements
 from polyopt.tiling.plan import NestPlan, TilingPlan
 
 
@@ -122,7 +122,7 @@ def _apply_blocks(chain: Mapping[str, Loop], body: Tree, nest: NestPlan, names: 
 
     What stands beside the reductions runs once a block. The order in which an element's terms are added stays.
     """
-    children = body.children if isinstance(body, Sequence) else (body,)
+    children = children_of(body)
     body = sequence([_in_passes(child, chain, nest, names) for child in children])
     for name in reversed(nest.order):
         if name == nest.vector:

@@ -13,7 +13,7 @@ from polyopt.dsl.affine import Affine
 from polyopt.dtypes import f32, f64
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Statement
-from polyopt.poly.tree import Loop, Sequence, Tree, loops
+from polyopt.poly.tree import Loop, Tree, children_of, loops
 from polyopt.target import Target
 from polyopt.tiling.contraction import lanes_of
 from polyopt.tiling.cost import axis_of
@@ -38,9 +38,7 @@ class Beside:
 
     def rows(self, rows: Loop, body: Tree) -> int:
         """How many iterations of a loop run together whose body is one sum and at most what begins or follows it."""
-        inside = [
-            child for child in (body.children if isinstance(body, Sequence) else (body,)) if isinstance(child, Loop)
-        ]
+        inside = [child for child in children_of(body) if isinstance(child, Loop)]
         if len(inside) != 1 or not inside[0].reduction or any(loops(inside[0].body)):
             return 1
         (total,) = inside

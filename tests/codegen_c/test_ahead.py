@@ -116,6 +116,13 @@ def test_rows_that_are_near_short_or_too_long_and_columns_are_not() -> None:
     assert "prefetch" not in softmax.lower(M=32, N=4096, target=WIDE).source("llvm")
 
 
+def test_only_loops_that_take_long_ask_for_what_the_last_cache_holds() -> None:
+    """What a layer norm of 512 x 2048 reads is there before it is asked for: 0.195 ms with, 0.170 without."""
+    assert asked(layernorm, M=512, N=2048) == ()
+    (operand,) = asked(softmax, M=512, N=2048)
+    assert operand.row_bytes == 8192
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 37), (5, 129), (40, 16), (2, 700), (3, 1100), (9, 2048)])
 def test_asking_behind_the_end_of_an_array_does_no_harm(rows: int, columns: int) -> None:
     x = np.random.default_rng(7).standard_normal((rows, columns)).astype(np.float32)
