@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef, axis, constant
 from polyopt.dsl.ir import Const, Op, Var
+from polyopt.dtypes import i64
 from polyopt.loops.ir import Expr
 from polyopt.loops.scan import affine_expr
 from polyopt.poly.magnitudes import MOST_EXPRESSION, MOST_INDEX
@@ -50,9 +52,19 @@ def _combined(name: str, left: Affine, right: Affine) -> Affine | None:
 
 
 def tidy(index: Expr) -> Expr:
-    """An index in normal form, where it is affine."""
+    """An index in normal form, where it is affine or the smaller or greater of such ones."""
     affine = as_affine(index)
-    return index if affine is None else affine_expr(affine)
+    if affine is not None:
+        return affine_expr(affine)
+    match index:
+        case Op("minimum" | "maximum" as name, (left, right), dtype) if dtype == i64:
+            left, right = tidy(left), tidy(right)
+            difference = as_affine(Op("sub", (left, right), i64))
+            if difference is None or not difference.is_constant:
+                return replace(index, args=(left, right))
+            return left if (difference.constant >= 0) == (name == "maximum") else right
+        case _:
+            return index
 
 
 def arms(expr: Expr, name: str) -> Iterator[Expr]:

@@ -10,6 +10,7 @@ from polyopt.dsl import affine, ir
 from polyopt.dsl.affine import Affine, AxisRef, Compare, Condition, FloorDiv, conjunction, constant, map_condition
 from polyopt.dtypes import bool_, i64, u64
 from polyopt.errors import Span
+from polyopt.loops.affine import tidy
 from polyopt.loops.ir import Check, Expr, Load, Site, Store
 from polyopt.loops.scan import affine_expr, both, condition_expr
 from polyopt.poly.scop import Scop, Statement
@@ -221,7 +222,7 @@ class _Body:
         if storage is None:
             return subscript
         offset = self.offset(storage, dimension)
-        index = subscript if offset == constant(0) else ir.Op("sub", (subscript, affine_expr(offset)), i64)
+        index = subscript if offset == constant(0) else tidy(ir.Op("sub", (subscript, affine_expr(offset)), i64))
         modulus = storage.modulo[dimension]
         return index if modulus is None else ir.Op("mod", (index, ir.Const(modulus, i64)), i64)
 

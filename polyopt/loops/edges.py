@@ -18,7 +18,7 @@ from math import gcd
 
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef
-from polyopt.dsl.ir import Const, Op
+from polyopt.dsl.ir import Const, Op, Var
 from polyopt.dtypes import bool_, i64
 from polyopt.loops.affine import as_affine
 from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, integer, stores_of, walk, walk_expr
@@ -41,6 +41,16 @@ class _Numbers:
     residue: int
     least: int
     greatest: int
+
+    def within(self, least: int, greatest: int) -> _Numbers:
+        """Those in a range; all of them where none is."""
+        least, greatest = max(self.least, least), min(self.greatest, greatest)
+        if self.modulus:
+            least += (self.residue - least) % self.modulus
+            greatest -= (greatest - self.residue) % self.modulus
+        if least >= greatest:
+            return self if least > greatest else _Numbers(0, least, least, least)
+        return replace(self, least=least, greatest=greatest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +90,23 @@ def _visit(statement: Stmt, known: Known) -> Stmt:
         case Alloc():
             return replace(statement, body=_visit(statement.body, known))
         case If(_, then, otherwise):
-            rest = None if otherwise is None else _visit(otherwise, known)
-            return replace(statement, then=_visit(then, known), otherwise=rest)
+            arms = _arms(statement, known)
+            visit, (first, second) = (_visit, (known, known)) if arms is None else (_cut, arms)
+            rest = None if otherwise is None else visit(otherwise, second)
+            return replace(statement, then=visit(then, first), otherwise=rest)
         case Store():
             return statement
+
+
+def _arms(choice: If, known: Known) -> tuple[Known, Known] | None:
+    """What is known in either arm, where they are of ranges of a loop's variable that `interior` has told apart."""
+    match choice.condition:
+        case Op("le", (Var(name), Const(last))) if name in known:
+            numbers, at = known[name], int(last)
+            first, second = numbers.within(numbers.least, at), numbers.within(at + 1, numbers.greatest)
+            return {**known, name: first}, {**known, name: second}
+        case _:
+            return None
 
 
 def _cut(body: Stmt, known: Known) -> Stmt:
@@ -115,9 +138,9 @@ def _edges(statement: Stmt, known: Known) -> Iterator[_Edge]:
         case Alloc(_, body):
             yield from _edges(body, known)
         case If(_, then, otherwise):
-            for arm in (then, otherwise):
-                if arm is not None:
-                    yield from _edges(arm, known)
+            if _arms(statement, known) is None:
+                yield from _edges(then, known)
+                yield from () if otherwise is None else _edges(otherwise, known)
         case Store():
             return
 

@@ -9,12 +9,12 @@ which all of them are decided becomes a loop of its own with the decisions writt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, SizeRef
-from polyopt.dsl.ir import Const, Op
+from polyopt.dsl.ir import Const, Op, Var
 from polyopt.dtypes import bool_, i64
 from polyopt.loops.affine import arms, as_affine, tidy
 from polyopt.loops.ir import (
@@ -50,7 +50,7 @@ def _visit(statement: Stmt) -> Stmt:
     match statement:
         case Block(body):
             return Block(tuple(_visit(inner) for inner in body))
-        case For(kind="serial") if _goes_over_tiles(statement) and _is_candidate(statement):
+        case For(kind="serial" | "parallel") if _goes_over_tiles(statement) and _is_candidate(statement):
             return _split(statement)
         case For() | Alloc():
             return replace(statement, body=_visit(statement.body))
@@ -88,24 +88,38 @@ def _split(loop: For) -> Stmt:
     if interior < max(FEWEST, count // 2):
         return replace(loop, body=_visit(loop.body))
     body = _decided(loop.body, (), values)
-    if body == loop.body:
+    if body == loop.body or (loop.kind == "parallel" and not _moves_lanes(loop, values)):
         return replace(loop, body=_visit(loop.body))
 
-    def piece(first: int, last: int, inner: Stmt) -> For:
-        upper = loop.upper if last == count else integer(start + last * step)
-        return replace(loop, lower=integer(start + first * step), upper=upper, body=inner)
+    def edge(first: int, last: int) -> Stmt:
+        return _visit(_where(loop, start + first * step)) if last == first + 1 else loop.body
 
-    def edge(first: int, last: int) -> For:
-        return piece(first, last, _visit(_where(loop, start + first * step)) if last == first + 1 else loop.body)
+    before, behind = edge(0, stretch.first), edge(stretch.last, count)
+    parts = ((0, stretch.first, before), (stretch.first, stretch.last, _visit(body)), (stretch.last, count, behind))
+    return _in_pieces(loop, [(start + first * step, inner) for first, last, inner in parts if first < last])
 
-    pieces: list[Stmt] = [edge(0, stretch.first)] if stretch.first else []
-    pieces.append(piece(stretch.first, stretch.last, _visit(body)))
-    pieces += [edge(stretch.last, count)] if stretch.last < count else []
+
+def _moves_lanes(loop: For, values: Mapping[Place, Mapping[Expr, bool]]) -> bool:
+    """Whether what is decided may differ from lane to lane."""
+    lanes = {inner.var for inner in walk(loop.body) if isinstance(inner, For) and inner.kind == "vector"}
+    return any(uses(test, lane) for decided in values.values() for test in decided for lane in lanes)
+
+
+def _in_pieces(loop: For, parts: Sequence[tuple[int, Stmt]]) -> Stmt:
+    """The loop with a body of its own from each of some points on. A parallel one stays one loop."""
+    firsts, bodies = zip(*parts, strict=True)
+    if loop.kind == "parallel":
+        body = bodies[-1]
+        for first, own in zip(reversed(firsts[1:]), reversed(bodies[:-1]), strict=True):
+            body = If(Op("le", (Var(loop.var, i64), integer(first - 1)), bool_), own, body)
+        return replace(loop, body=body)
+    bounds = zip(map(integer, firsts), (*map(integer, firsts[1:]), loop.upper), bodies, strict=True)
+    pieces = [replace(loop, lower=lower, upper=upper, body=body) for lower, upper, body in bounds]
     return pieces[0] if len(pieces) == 1 else Block(tuple(pieces))
 
 
 def _where(loop: For, number: int) -> Stmt:
-    """The body in one iteration, with bounds of loops that it then knows."""
+    """The body in one iteration, with what it then knows."""
 
     def known(statement: Stmt) -> Stmt:
         match statement:
@@ -118,7 +132,7 @@ def _where(loop: For, number: int) -> Stmt:
             case If(_, then, otherwise):
                 return replace(statement, then=known(then), otherwise=None if otherwise is None else known(otherwise))
             case Store():
-                return statement
+                return decide(statement, {})
 
     return known(substitute_in(loop.body, {loop.var: integer(number)}))
 
@@ -184,7 +198,8 @@ def _tests(loop: For, middle: int) -> Iterator[tuple[Place, Expr, Affine, Affine
             for node in walk_expr(expr):
                 for test, difference in _decisive(node, place, loop.var, middle):
                     bounds = _bounds(difference, place, loop.var)
-                    if (place, test) not in seen and bounds is not None:
+                    moves = any(uses(test, inner.variable) for inner in place)  # otherwise it is one test an iteration
+                    if moves and (place, test) not in seen and bounds is not None:
                         seen.add((place, test))
                         yield place, test, *bounds
 

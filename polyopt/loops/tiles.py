@@ -27,7 +27,13 @@ _SIDES = (("lower", "maximum"), ("upper", "minimum"))
 def pieces(loop: For) -> tuple[For, ...]:
     """The loop in pieces: each iteration, where all lanes and rows inside then have bounds that do not move, else one
     piece in which they do not."""
-    return _iterations(loop) or _split_bounds(loop)
+    found = _iterations(loop) or _split_bounds(loop)
+    return tuple(piece for piece in found if not _is_empty(piece)) or (loop,)
+
+
+def _is_empty(loop: For) -> bool:
+    lower, upper = as_affine(loop.lower), as_affine(loop.upper)
+    return lower is not None and upper is not None and (upper - lower).is_constant and (upper - lower).constant <= 0
 
 
 def _iterations(loop: For) -> tuple[For, ...]:

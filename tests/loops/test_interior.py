@@ -12,6 +12,7 @@ from polyopt import f32, u8
 from polyopt.dsl.affine import Affine, AxisRef
 from polyopt.dsl.ir import Op
 from polyopt.loops import interior
+from polyopt.loops.affine import as_affine
 from polyopt.loops.instances import enumerate_instances
 from polyopt.loops.interpret import interpret
 from polyopt.loops.ir import Block, Expr, For, LoopProgram, Store, walk, walk_expr
@@ -50,12 +51,27 @@ def life(world: u8[H, W], steps: int):
     return alive[steps]
 
 
+@po.op
+def blur(x: f32[H, W], w: f32[5]):
+    d = po.index("d", -2, 3)
+    across, y = po.tensor("across", shape=(H, W)), po.tensor("y", shape=(H, W))
+    across[i, j] = po.sum(w[d + 2] * x.clamp()[i, j + d], d)
+    y[i, j] = po.sum(w[d + 2] * across.clamp()[i + d, j], d)
+    return y
+
+
 def quotients(loop: For) -> int:
     """Divisions in subscripts that a loop's variable, or one inside it, moves."""
     moved = {loop.var, *(inner.var for inner in walk(loop.body) if isinstance(inner, For) and inner.kind == "vector")}
     exprs = [e for s in walk(loop.body) if isinstance(s, Store) for e in (*s.indices, s.value)]
     found = [n for e in exprs for n in walk_expr(e) if isinstance(n, Op) and n.name == "floordiv"]
     return sum(any(getattr(part, "name", "") in moved for part in walk_expr(n)) for n in found)
+
+
+def length_of(loop: For) -> int:
+    lower, upper = as_affine(loop.lower), as_affine(loop.upper)
+    assert lower is not None and upper is not None
+    return (upper - lower).constant
 
 
 def tile_loops(program: LoopProgram) -> list[For]:
@@ -83,6 +99,26 @@ def test_all_but_the_edges_of_life_gather_nothing() -> None:
     (step,) = (s for s in walk(program.body) if isinstance(s, For) and s.var == "t")
     inside = [s for s in walk(step) if isinstance(s, For) and s.kind == "vector" and not quotients(s)]
     assert [int(s.upper.value) - int(s.lower.value) for s in inside] == [254]  # type: ignore[union-attr]  # constants
+
+
+@pytest.mark.parametrize(("height", "width"), [(300, 256), (300, 260), (300, 259), (2048, 2048), (70, 40)])
+def test_strips_of_columns_gather_nothing_but_at_the_ends_of_rows(height: int, width: int) -> None:
+    """A strip between others clamped its columns too, and lanes gathered them: loops over blocks of one step, and
+    parallel ones, were left as they are."""
+    lowering = blur.lower(H=height, W=width, target=MACHINE)
+    lanes = [s for s in walk(lowering.loops.body) if isinstance(s, For) and s.kind == "vector"]
+    clamped = [s for s in lanes if "x[i, max(" in str(LoopProgram("lanes", (), (), (), (), s))]
+    assert clamped and all(length_of(s) <= 4 for s in clamped)
+    assert len(lanes) > len(clamped)
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 256), (65, 260), (9, 259), (300, 70)])
+def test_blurred_images_stay_the_same(height: int, width: int) -> None:
+    x = np.random.default_rng(width).integers(0, 9, (height, width)).astype(np.float32)
+    w = np.array([1, 2, 3, 2, 1], np.float32)
+    padded = np.pad(x, 2, mode="edge")
+    expected = sum(w[a] * w[b] * padded[a : a + height, b : b + width] for a in range(5) for b in range(5))
+    np.testing.assert_array_equal(blur(x, w), expected)
 
 
 @pytest.mark.parametrize("operator", [around, nearest], ids=["torus", "nearest"])
