@@ -40,6 +40,7 @@ from polyopt.codegen_c.values import (
     value_of,
     wrapped,
 )
+from polyopt.codegen_c.waiting import Waiting
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import DType, bf16, f16, i64
 from polyopt.loops.ir import Check, Expr, For, Load, Store, uses, walk_expr
@@ -136,6 +137,7 @@ class Expressions:
         self._bounded: dict[str, int] = {}
         self._memo: dict[int, tuple[Expr, Value]] = {}
         self._memo_context: Context | None = None
+        self.waiting: Waiting | None = None
 
     def bounded(self, value: Value, most: int = MOST_INDEX) -> Value:
         """Declares a number to be no farther than `most` from 0, as indices and sizes are."""
@@ -316,6 +318,11 @@ class Expressions:
         indices = [self.index(index, context) for index in expr.indices]
         place = self.places[expr.buffer]
         guard = self.checked(place, indices, expr.checks, guard, context)
+        if self.waiting is not None:
+            in_all_lanes = guard is None and context.mask is None
+            known = self.waiting.value(expr.buffer, tuple(indices), in_all_lanes=in_all_lanes)
+            if known is not None:
+                return known
         address = memory.address_of(self.f, place, indices, context.lanes)
         block = self._transposed(place, expr, address, guard, context)
         if block is not None:

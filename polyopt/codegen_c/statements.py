@@ -460,12 +460,18 @@ class Statements:
 
 
 def _only_defines(body: Stmt) -> bool:
-    """Whether a body stores plain values alone, and reads nothing of what it stores to."""
+    """Whether a body stores plain values alone, and reads of what it stores to nothing but what it has just stored."""
     stores = stores_of(body)
-    is_plain = all(isinstance(inner, Block | Store) for inner in walk(body)) and not any(s.reducer for s in stores)
-    places = (index for store in stores for index in store.indices)
-    at = {load.buffer for index in places for load in walk_expr(index) if isinstance(load, Load)}
-    return is_plain and ({buffer for _, buffer, _ in _loads_of(body)} | at).isdisjoint(store.buffer for store in stores)
+    if any(s.reducer for s in stores) or not all(isinstance(inner, Block | Store) for inner in walk(body)):
+        return False
+    stored, known = {store.buffer for store in stores}, set[tuple[str, tuple[Expr, ...]]]()
+    for store in stores:
+        places = (part for index in store.indices for part in parts_of(index))
+        for part in (*places, *parts_of(store.value)):
+            if isinstance(part, Load) and part.buffer in stored and (part.buffer, part.indices) not in known:
+                return False
+        known.add((store.buffer, store.indices))
+    return True
 
 
 def _position(trip: Trip, first: Linear) -> Linear:

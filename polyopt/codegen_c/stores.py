@@ -33,6 +33,7 @@ from polyopt.codegen_c.values import (
     shuffle,
     splat,
 )
+from polyopt.codegen_c.waiting import Waiting
 from polyopt.dots import Dot
 from polyopt.dsl.ir import Reducer
 from polyopt.loops.interned import interned
@@ -84,23 +85,16 @@ class Stores:
     def __init__(self, x: Expressions) -> None:
         self._x = x
         self._f = x.f
-        self._last: list[Callable[[], None]] | None = None
 
     @contextmanager
     def last(self) -> Iterator[None]:
-        """Vectors that are stored inside are written when it ends, behind all loads.
-
-        A processor holds a load back that seems to lie where an earlier store is still under way, as far as the twelve
-        lowest bits of their addresses tell: where a result is a vector further on in its page than an operand, each
-        vector waits for the one before (Zen 4, rms norm of 512 x 2048: 179 us 64 bytes further on, 112 elsewhere).
-        """
-        waiting = self._last = []
+        """Vectors that are stored inside are written when it ends, behind all loads."""
+        waiting = self._x.waiting = Waiting()
         try:
             yield
         finally:
-            self._last = None
-        for write in waiting:
-            write()
+            self._x.waiting = None
+        waiting.write()
 
     def store(self, store: Store, context: Context, partials: Partials) -> None:
         x = self._x
@@ -121,6 +115,9 @@ class Stores:
         indices = [x.index(index, context) for index in store.indices]
         guard = x.checked(place, indices, store.checks, None, context)
         address = memory.address_of(self._f, place, indices, context.lanes)
+        waiting = x.waiting
+        if waiting is not None and (guard is not None or context.lanes == 1):
+            waiting.write()
         if context.lanes == 1:
             self._guarded(guard, lambda: self._store_scalar(store, place, address, value))
         elif guard is not None and guard.lanes > 1:
@@ -131,8 +128,8 @@ class Stores:
                 assert mask is not None, "lanes past the end are masked"
                 value, mask = select(self._f, mask, splat(self._f, value, context.lanes), _zero(value)), None
             write = partial(self._store_lanes, store, place, address, value, context.lanes, mask)
-            if self._last is not None and guard is None:
-                self._last.append(write)
+            if waiting is not None and guard is None:
+                waiting.add(place, tuple(indices), splat(self._f, value, context.lanes), write)
             else:
                 self._guarded(guard, write)
 

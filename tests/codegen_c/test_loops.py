@@ -13,7 +13,7 @@ import pytest
 
 from polyopt.codegen_c.abi import SLACK_BYTES
 from polyopt.dsl.ir import Cast, Const, Op
-from polyopt.dtypes import DType, bool_, f32, f64, i8, i32, i64
+from polyopt.dtypes import DType, bf16, bool_, f16, f32, f64, i8, i32, i64
 from polyopt.loops.ir import Alloc, Block, Buffer, Check, Expr, If, Load, Stmt, integer
 from tests.codegen_c.kernels import (
     BoundsFailure,
@@ -75,6 +75,47 @@ def test_vectors_side_by_side_load_before_they_store() -> None:
     run(loop("i", 1024, several, kind="vector"), {"x": y, "y": x, "z": z})
     np.testing.assert_array_equal(z, y * y)
     np.testing.assert_array_equal(x, y * 2 + 1)
+
+
+def test_what_an_iteration_has_just_stored_is_read_from_registers() -> None:
+    """A step of adam, whose position reads the means that it stores, loaded each vector behind the stores of the one
+    before."""
+    arrays = {"x": numbers(1024), **{name: np.zeros(1024, np.float32) for name in ("y", "z")}}
+    body = Block((store("y", [i], affine("x", i)), store("z", [i], fl("mul", load("y", i), load("x", i)))))
+    _, module = module_of(loop("i", 1024, body, kind="vector"), arrays)
+    lines = [line for line in module.text.splitlines() if re.search(r"(load|store) <\d+ x float>", line)]
+    kinds = ["store" if " store " in line else "load" for line in lines]
+    assert kinds == sorted(kinds) and kinds.count("store") > 2
+    run(loop("i", 1024, body, kind="vector"), arrays)
+    np.testing.assert_array_equal(arrays["z"], (arrays["x"] * 2 + 1) * arrays["x"])
+
+
+@pytest.mark.parametrize("dtype", [f32, f16, bf16, i8], ids=str)
+def test_what_waits_is_stored_before_it_is_read_otherwise(dtype: DType) -> None:
+    """Values that memory rounds, that a condition guards, and that are stored twice."""
+    x = numbers(1024) + np.float32(0.3)
+    y, z, w = np.zeros(1024, dtype.numpy), np.zeros(1024, np.float32), np.zeros(1024, np.float32)
+    rounded = Cast(affine("x", i), dtype) if dtype != f32 else affine("x", i)
+    again = Cast(load("z", i), dtype) if dtype != f32 else load("z", i)
+
+    def read(**options: Any) -> Expr:
+        loaded = load("y", i, dtype=dtype, **options)
+        return Cast(loaded, f32) if dtype != f32 else loaded
+
+    odd = op("eq", op("mod", i, 2), 1, dtype=bool_)
+    body = Block(
+        (
+            store("y", [i], rounded),
+            store("z", [i], fl("add", read(), Const(1.0, f32))),
+            store("y", [i], again),
+            store("w", [i], read(mask=odd)),
+        )
+    )
+    run(loop("i", 1024, body, kind="vector"), {"x": x, "y": y, "z": z, "w": w})
+    first = (x * 2 + 1).astype(dtype.numpy)
+    np.testing.assert_array_equal(z, first.astype(np.float32) + 1)
+    np.testing.assert_array_equal(y, z.astype(dtype.numpy))
+    np.testing.assert_array_equal(w, np.where(np.arange(1024) % 2, y.astype(np.float32), 0))
 
 
 @pytest.mark.parametrize(("terms", "is_written_out"), [(2, True), (40, False)])
