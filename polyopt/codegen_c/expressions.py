@@ -320,7 +320,7 @@ class Expressions:
         guard = self.checked(place, indices, expr.checks, guard, context)
         if self.waiting is not None:
             in_all_lanes = guard is None and context.mask is None
-            known = self.waiting.value(expr.buffer, tuple(indices), in_all_lanes=in_all_lanes)
+            known = self.waiting.value((expr.buffer, tuple(indices)), in_all_lanes=in_all_lanes)
             if known is not None:
                 return known
         address = memory.address_of(self.f, place, indices, context.lanes)

@@ -129,7 +129,8 @@ class Stores:
                 value, mask = select(self._f, mask, splat(self._f, value, context.lanes), _zero(value)), None
             write = partial(self._store_lanes, store, place, address, value, context.lanes, mask)
             if waiting is not None and guard is None:
-                waiting.add(place, tuple(indices), splat(self._f, value, context.lanes), write)
+                whole = splat(self._f, value, context.lanes)
+                waiting.add((store.buffer, tuple(indices)), place.buffer.dtype, whole, write)
             else:
                 self._guarded(guard, write)
 

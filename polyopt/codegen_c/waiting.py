@@ -12,8 +12,9 @@ from dataclasses import field
 
 from polyopt.classes import dataclass
 from polyopt.codegen_c.llvm_text import Value
-from polyopt.codegen_c.memory import Index, Place
+from polyopt.codegen_c.memory import Index
 from polyopt.codegen_c.values import memory_scalar, register_scalar
+from polyopt.dtypes import DType
 
 Element = tuple[str, tuple[Index, ...]]
 """A buffer and the indices of the first lane."""
@@ -26,17 +27,16 @@ class Waiting:
     writes: list[Callable[[], None]] = field(default_factory=list)
     values: dict[Element, Value | None] = field(default_factory=dict)
 
-    def add(self, place: Place, indices: tuple[Index, ...], value: Value, write: Callable[[], None]) -> None:
-        """value: as it is in registers"""
-        name, dtype = place.buffer.name, place.buffer.dtype
-        kept = {element: known for element, known in self.values.items() if element[0] != name}
-        self.values = {**kept, (name, indices): value if register_scalar(dtype) == memory_scalar(dtype) else None}
+    def add(self, element: Element, dtype: DType, value: Value, write: Callable[[], None]) -> None:
+        """value: of the element, as it is in registers; dtype: as it will be in memory"""
+        kept = {other: known for other, known in self.values.items() if other[0] != element[0]}
+        self.values = {**kept, element: value if register_scalar(dtype) == memory_scalar(dtype) else None}
         self.writes.append(write)
 
-    def value(self, buffer: str, indices: tuple[Index, ...], *, in_all_lanes: bool) -> Value | None:
-        """What a vector reads of a buffer; None where memory says it, in which nothing of the buffer then waits."""
-        known = self.values.get((buffer, indices)) if in_all_lanes else None
-        if known is None and any(name == buffer for name, _ in self.values):
+    def value(self, element: Element, *, in_all_lanes: bool) -> Value | None:
+        """What a vector reads; None where memory says it, and then nothing waits that belongs there."""
+        known = self.values.get(element) if in_all_lanes else None
+        if known is None and any(buffer == element[0] for buffer, _ in self.values):
             self.write()
         return known
 
