@@ -20,9 +20,8 @@ from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef
 from polyopt.dsl.ir import Const, Op, Var
 from polyopt.dtypes import bool_, i64
-from polyopt.loops.affine import as_affine
+from polyopt.loops.affine import as_affine, tidy
 from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, integer, stores_of, walk, walk_expr
-from polyopt.loops.scan import affine_expr
 
 MOST_STORES = 8
 """Stores of a loop beyond which a copy of it would be too much code."""
@@ -274,5 +273,4 @@ def _replaced(bound: Expr, quotient: Op[Expr], value: int) -> Expr:
             return integer(value)
         return replace(expr, args=tuple(map(visit, expr.args))) if isinstance(expr, Op) else expr
 
-    affine = as_affine(visit(bound)) if quotient in walk_expr(bound) else None
-    return bound if affine is None else affine_expr(affine)
+    return tidy(visit(bound)) if quotient in walk_expr(bound) else bound

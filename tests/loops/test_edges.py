@@ -12,6 +12,7 @@ from polyopt import f32
 from polyopt.loops import edges
 from polyopt.loops.affine import as_affine
 from polyopt.loops.instances import enumerate_instances
+from polyopt.loops.interpret import interpret
 from polyopt.loops.ir import For, If, LoopProgram, walk
 from polyopt.target import preset
 from tests.poly.operators import K, M, N, i, j, k, linear_relu, product
@@ -106,3 +107,25 @@ def test_rows_a_tile_apart_are_as_many_as_there_are_tiles(rows: int) -> None:
     assert lengths(program, "i") == wanted
     places = [*enumerate_instances(program)]
     assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize(("slope", "offset", "rows", "depth"), [(2, 37, 20, 3), (8, 154, 21, 12)])
+def test_slopes_of_products_that_end_in_few_quotients(slope: int, offset: int, rows: int, depth: int) -> None:
+    """The quotient stayed inside the smaller of two ends, and the loop was taken apart for it again and again."""
+
+    @po.op
+    def sloped(x: f32[M, K], y: f32[K, N]):
+        z = po.tensor("z", shape=(M, N))
+        z[i, j] = po.sum(x[i, k] * y[k, j], k, where=slope * i <= k + offset)
+        return z
+
+    numbers: Any = np.random.default_rng(rows)
+    x, y = (numbers.integers(-3, 4, shape).astype(np.float32) for shape in ((rows, depth), (depth, 64)))
+    expected = sloped.reference(x, y)
+    for target in ("avx2", "avx512"):
+        lowering = sloped.lower(x, y, target=preset(target))
+        assert not lowering.fallback
+        z = np.zeros((rows, 64), np.float32)
+        interpret(lowering.loops, {"x": x, "y": y, "z": z}, seed=1)
+        np.testing.assert_array_equal(z, expected)
+    np.testing.assert_array_equal(sloped(x, y), expected)
