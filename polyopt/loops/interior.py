@@ -3,8 +3,9 @@
 Reads beyond an edge, periodic or clamped or padded, leave quotients, minima and comparisons in every tile, though only
 the tiles at the edges need them; lanes would gather, since a quotient may differ from lane to lane. Each test is
 bounded over the tile by intervals of the loops inside, as affine functions of the tile's loop. The stretch of tiles on
-which all of them are decided becomes a loop of its own with the decisions written in. Source: index set splitting,
-[Griebl00], here per tile.
+which all of them are decided becomes a loop of its own with the decisions written in; so does a single tile before or
+behind it, with its number. A parallel loop stays one, and tests which kind of tile it is at: only for what differs from
+lane to lane. Source: index set splitting, [Griebl00], here per tile.
 """
 
 from __future__ import annotations

@@ -11,16 +11,9 @@ import polyopt as po
 from polyopt import bf16, f32, f64
 from polyopt.codegen_c import streams
 from polyopt.target import Target, host, preset
-from tests.poly.operators import M, N, i, j, product, softmax
+from tests.poly.operators import M, N, i, j, product, shifted, softmax
 
 is_x86 = pytest.mark.skipif(not host().triple.startswith("x86_64"), reason="only x86 stores vectors past the caches")
-
-
-@po.op
-def shifted(x: f32[M, N], b: f32[N]):
-    y = po.tensor("y")
-    y[i, j] = po.maximum(x[i, j] + b[j], 0)
-    return y
 
 
 @po.op

@@ -113,3 +113,10 @@ def histogram(bins: po.i64[N], weights: f64[N], count: int):
     h = po.tensor("h", shape=(count,), dtype=f64)
     h[bins[i]] += weights[i]
     return h
+
+
+@po.op
+def shifted(x: f32[M, N], b: f32[N]):
+    y = po.tensor("y")
+    y[i, j] = po.maximum(x[i, j] + b[j], 0)
+    return y
