@@ -26,7 +26,7 @@ many entries there are, then their addresses. An entry describes one kind of cal
           a number;
           for each argument to write to, for each argument: whether they may be the same memory
 
-The first entry that fits the arguments is run: results are made, workspace is taken from the stack or the C library,
+The first entry that fits the arguments is run: results are made, workspace is taken from the stack or is a kept block,
 the GIL is released around the kernel. The value is the result, or the last argument where results are arguments; None
 where no entry fits, and the caller takes the careful way. Nothing that the function reads changes or goes while it
 runs: whoever calls it holds it, it holds `self`, and `self` holds the entries (`fastcall.py`). The offsets are those of
@@ -41,7 +41,8 @@ CALL = "fast_call"
 TRIAL = "trial_kernel"
 
 STACK_BYTES = 1 << 13
-"""More workspace than this comes from the C library, which keeps memory of that size at hand."""
+"""More workspace than this comes from the C library, and is kept for the next call: what a result and a workspace of
+its size give back together, the C library returns to the system, and each call would wait for every page anew."""
 
 HEAP_BYTES = 1 << 20
 """More than this is neither: such calls take the careful way, some microseconds longer."""
@@ -69,6 +70,7 @@ declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
 declare ptr @PyMem_RawMalloc(i64)
 declare void @PyMem_RawFree(ptr)
+@kept = internal global ptr null
 @three = private constant [6 x i8] c"(LLL)\\00"
 
 define internal i64 @word(ptr %words, i64 %position) alwaysinline {
@@ -98,6 +100,50 @@ define internal ptr @argument(ptr %args, i64 %position) alwaysinline {
 define internal ptr @none() {
   call void @Py_IncRef(ptr @_Py_NoneStruct)
   ret ptr @_Py_NoneStruct
+}
+
+; A block for a workspace, which begins with the number of bytes it has room for; null where there is none. Like what
+; follows it is called with the GIL held: no other thread sees @kept in between.
+define internal ptr @block(i64 %bytes) {
+  %kept = load ptr, ptr @kept
+  %is_kept = icmp ne ptr %kept, null
+  br i1 %is_kept, label %look, label %new
+look:
+  %room = load i64, ptr %kept
+  %fits = icmp uge i64 %room, %bytes
+  br i1 %fits, label %take, label %new
+take:
+  store ptr null, ptr @kept
+  ret ptr %kept
+new:
+  %size = add i64 %bytes, 128
+  %made = call ptr @PyMem_RawMalloc(i64 %size)
+  %failed = icmp eq ptr %made, null
+  br i1 %failed, label %done, label %note
+note:
+  store i64 %bytes, ptr %made
+  br label %done
+done:
+  ret ptr %made
+}
+
+; Keeps a block, or the larger one that was put back meanwhile.
+define internal void @put_back(ptr %block) {
+  %other = load ptr, ptr @kept
+  %is_alone = icmp eq ptr %other, null
+  br i1 %is_alone, label %keep, label %compare
+compare:
+  %room = load i64, ptr %block
+  %other_room = load i64, ptr %other
+  %is_smaller = icmp ult i64 %room, %other_room
+  br i1 %is_smaller, label %drop, label %keep
+drop:
+  call void @PyMem_RawFree(ptr %block)
+  ret void
+keep:
+  store ptr %block, ptr @kept
+  call void @PyMem_RawFree(ptr %other)
+  ret void
 }
 
 ; Whether two dtypes of numbers are equal: of one type of scalar and one byte order. An array that was pickled has a
@@ -476,8 +522,7 @@ from_stack:
   %stacked = alloca i8, i64 %bytes, align 64
   br label %has_workspace
 from_heap:
-  %room = add i64 %bytes, 64
-  %heap = call ptr @PyMem_RawMalloc(i64 %room)
+  %heap = call ptr @block(i64 %bytes)
   %no_heap = icmp eq ptr %heap, null
   br i1 %no_heap, label %leave, label %align
 leave:
@@ -485,7 +530,7 @@ leave:
   br label %nothing
 align:
   %heap_word = ptrtoint ptr %heap to i64
-  %heap_above = add i64 %heap_word, 63
+  %heap_above = add i64 %heap_word, 71
   %heap_line = and i64 %heap_above, -64
   %aligned = inttoptr i64 %heap_line to ptr
   br label %has_workspace
@@ -555,8 +600,13 @@ launch:
   %kernel = call ptr @pointer_word(ptr %entry_words, i64 0)
   %thread = call ptr @PyEval_SaveThread()
   call void %kernel(ptr %words)
-  call void @PyMem_RawFree(ptr %owned)
   call void @PyEval_RestoreThread(ptr %thread)
+  %is_owned = icmp ne ptr %owned, null
+  br i1 %is_owned, label %return_block, label %ask
+return_block:
+  call void @put_back(ptr %owned)
+  br label %ask
+ask:
   %site = load i64, ptr %record
   %is_error = icmp ne i64 %site, 0
   br i1 %is_error, label %error, label %finish

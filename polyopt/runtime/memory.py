@@ -5,9 +5,12 @@ do. Here the memory of a large array comes back when the array and every view of
 What is kept for that is bounded (`settings.kept_bytes`, by default a part of the machine's memory); small arrays come
 from NumPy.
 
-An array made here has a base: the lease, which holds the memory and gives it back when it is finalised. That may happen
+A large array has a base: the lease, which holds the memory and gives it back when it is finalised. That may happen
 anywhere, also inside this module, and so may a signal handler that asks for an array. A thread that is already in here
 then waits for nothing: what it gives back is queued, and what it asks for is new.
+
+For an array of middling size that takes too long. Its base is a block that `Shelf` refers to as well, few of them and
+for good, and a block to which nothing else refers is free.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import sys
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -28,12 +32,20 @@ import numpy as np
 from polyopt import settings
 
 Array = np.ndarray[Any, Any]
+_Row = deque[tuple[Array, int]]
+"""Blocks of one size, and in each the offset of a line of the cache."""
 
-SMALLEST_BYTES = 2 << 20
-"""Arrays below this come from NumPy: the C library keeps memory of that size at hand, and asking here takes some
-microseconds. Larger ones are worth them: vectors that start at a line of the cache are stored twice as fast where
-several arrays are written side by side."""
+SMALLEST_BYTES = 128 << 10
+"""Arrays below this come from NumPy. Of larger ones the C library returns two or three that go together to the system,
+and the next ones wait for every page."""
+LEASED_BYTES = 2 << 20
+"""Arrays from this size on have a lease, which takes some microseconds. They are worth them: vectors that start at a
+line of the cache are stored twice as fast where several arrays are written side by side."""
 ALIGNMENT = 4096
+_LINE_BYTES = 64
+_MOST_SHELVED_BYTES, _MOST_OF_A_SIZE = 32 << 20, 8
+"""Of the blocks on a shelf, used or free: enough for the steps of a computation that are alive together. A size with so
+many in use gets every second array from NumPy."""
 _BYTE = np.dtype(np.uint8)
 _STEPS = 8
 """Sizes of blocks between a power of two and the next: at most an eighth of a block is wasted."""
@@ -55,15 +67,120 @@ class _Lease(np.ndarray[Any, Any]):
             self.home.give_back(block)
 
 
+class Shelf:
+    """Blocks of middling size, by size: each is an array of bytes, free where nothing but the shelf refers to it.
+
+    A block is taken off before it is looked at, so that neither another thread nor a signal handler can find it free.
+    The last one that was used comes first, as it may still be in a cache, and then those that were used longest ago.
+
+    limit:   bytes of blocks, used or free; the shelf forgets what goes beyond it, which others' references keep alive
+    release: lets go of memory where there is no more of it
+    """
+
+    def __init__(self, limit: int, release: Callable[[], None]) -> None:
+        self.limit = limit
+        self._release = release
+        self._rows: OrderedDict[int, _Row] = OrderedDict()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the blocks that wait for their next use."""
+        found = 0
+        for room, row in list(self._rows.items()):
+            for _ in range(len(row)):
+                with suppress(IndexError):  # another thread has it
+                    entry = row.popleft()
+                    found += room * (_references(entry) == _UNUSED)
+                    row.append(entry)
+        return found
+
+    def maker(self, size: int) -> Callable[..., Array]:
+        """What makes a C-contiguous array of a shape and a dtype with so many bytes, not initialised, at the start of a
+        cache line; it raises `MemoryError`."""
+        room = _block_bytes(size)
+        if room > self.limit or not _IS_COUNTED:
+            return np.empty
+        row, ndarray = self._rows.setdefault(room, deque()), np.ndarray
+        takes = row.pop, *[row.popleft] * (_MOST_OF_A_SIZE - 1)
+
+        def make(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+            try:
+                for take in takes:
+                    entry = take()
+                    if _references(entry) == _UNUSED and entry[0].flags.writeable:
+                        array = ndarray(shape, dtype, *entry)
+                        row.append(entry)
+                        return array
+                    row.append(entry)
+                if len(row) >= _MOST_OF_A_SIZE:
+                    row.popleft()
+                    return np.empty(shape, dtype)
+            except IndexError:  # there is none, or other threads have them
+                pass
+            entry = self._new(room)
+            array = ndarray(shape, dtype, *entry)
+            row.append(entry)
+            return array
+
+        return make
+
+    def release(self) -> None:
+        """Forget all blocks."""
+        for row in list(self._rows.values()):
+            row.clear()
+
+    def _new(self, room: int) -> tuple[Array, int]:
+        """A block. What is beyond the limit with it is forgotten, first of sizes that had a new one the longest ago."""
+        self._rows.move_to_end(room)
+        known = list(self._rows.items())
+        total = room + sum(size * len(row) for size, row in known)
+        for size, row in known:
+            while total > self.limit and row:
+                with suppress(IndexError):
+                    row.popleft()
+                total -= size
+        try:
+            block = np.empty(room + _LINE_BYTES, _BYTE)
+        except MemoryError:
+            self._release()
+            block = np.empty(room + _LINE_BYTES, _BYTE)
+        return block, -block.__array_interface__["data"][0] % _LINE_BYTES
+
+
+def _references(entry: tuple[Array, int]) -> int:
+    """How many references there are to the block of an entry, the entry's and this function's own included."""
+    return sys.getrefcount(entry[0])
+
+
+_UNUSED = 2
+"""References to a block that nothing but an entry refers to."""
+
+
+def _is_counted() -> bool:
+    """Whether the interpreter counts references as CPython with its lock does, in code that it has seen often too."""
+    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return False
+    entry = np.empty(1, _BYTE), 0
+    free = {_references(entry) for _ in range(100)}
+    array = np.ndarray((1,), _BYTE, *entry)
+    used = {_references(entry) for _ in range(100)}
+    return free == {_UNUSED} and used == {_UNUSED + 1} and array.base is entry[0]
+
+
+_IS_COUNTED = _is_counted()
+
+
 class Blocks:
     """Blocks of memory that are free to be used again, by size.
 
-    limit: bytes of free blocks that are kept
+    limit: bytes of free blocks that are kept, beside those of the shelf
+    shelf: has blocks of middling size
     _is_at_work: whether the holder of the lock is changing what is below; asked by the holder alone
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.shelf = Shelf(min(limit // 2, _MOST_SHELVED_BYTES), self.release)
+        self.limit = limit - self.shelf.limit
         self._lock = threading.RLock()
         self._is_at_work = False
         self._returned: deque[mmap.mmap] = deque()
@@ -76,14 +193,22 @@ class Blocks:
         with self._alone() as is_alone:
             if is_alone:
                 self._settle()
-            return self._kept_bytes
+            return self._kept_bytes + self.shelf.kept_bytes
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A C-contiguous array, not initialised, large ones at the start of a page. Raises `MemoryError`."""
-        size = math.prod(shape) * dtype.itemsize
+        return self.maker(math.prod(shape) * dtype.itemsize)(shape, dtype)
+
+    def maker(self, size: int) -> Callable[..., Array]:
+        """What makes such an array of a shape and a dtype with so many bytes."""
         if size < SMALLEST_BYTES or not self.limit:
-            return np.empty(shape, dtype)
-        block = self._take(_block_bytes(size))
+            return np.empty
+        if size < LEASED_BYTES:
+            return self.shelf.maker(size)
+        return self._leased
+
+    def _leased(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        block = self._take(_block_bytes(math.prod(shape) * dtype.itemsize))
         lease = _Lease(len(block), _BYTE, block)
         lease.home = self
         return np.ndarray(shape, dtype, lease)
@@ -96,7 +221,8 @@ class Blocks:
                 self._settle()
 
     def release(self) -> None:
-        """Return all free blocks to the system."""
+        """Return all free blocks to the system, and those of the shelf to the C library."""
+        self.shelf.release()
         with self._alone() as is_alone:
             if is_alone:
                 self._returned.clear()
@@ -191,8 +317,8 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def maker(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[..., Array]:
-    """The function that makes such an array with the least ado: this module's `empty`, or NumPy's for a small one."""
-    return empty if math.prod(shape) * dtype.itemsize >= SMALLEST_BYTES else np.empty
+    """The function that makes such an array with the least ado."""
+    return blocks().maker(math.prod(shape) * dtype.itemsize)
 
 
 def _default_limit() -> int:

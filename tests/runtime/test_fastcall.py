@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import pickle
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -255,3 +257,58 @@ assert len(found) == 3 and all(np.allclose(y, t @ t.T) for y in found)
 def test_a_thread_with_a_small_stack_may_call() -> None:
     """Some 30 KiB of workspace are not taken from its 64 KiB."""
     subprocess.run([sys.executable, "-c", _SMALL_STACK], check=True, timeout=120)
+
+
+# writes where its workspace is, after a call of what its parameter is the address of, if that is not 0
+TELL = """
+define void @tell(ptr %words) {
+  %workspace_place = getelementptr i64, ptr %words, i64 1
+  %workspace = load i64, ptr %workspace_place
+  %out_place = getelementptr i64, ptr %words, i64 5
+  %out = load ptr, ptr %out_place
+  %inside_place = getelementptr i64, ptr %words, i64 6
+  %inside = load ptr, ptr %inside_place
+  %calls = icmp ne ptr %inside, null
+  br i1 %calls, label %call, label %write
+call:
+  call void %inside()
+  br label %write
+write:
+  store i64 %workspace, ptr %out
+  ret void
+}
+"""
+
+
+def test_workspace_is_kept_for_the_next_call(code: LoadedCode) -> None:
+    tell = jit.load_object(jit.compile_object(TELL, preset("generic")), ("tell",))
+    kernel, made = fastcall._Trial(tell.addresses["tell"]), Results(((np.empty, RESULT),))
+
+    def calls(size: int, inside: int = 0) -> Callable[[], int]:
+        entries = Entries(code)
+        entries.add(Entry(kernel, [X], [0, -1], made, [inside], (size, 0)))
+        return lambda: int(entries.call(X)[0])
+
+    small, large = calls(STACK_BYTES + 1), calls(HEAP_BYTES - 1)
+    kept = large()
+    assert kept % 64 == 0 and small() == large() == kept, "a larger block serves smaller calls, and is not lost by them"
+    found: list[int] = []
+    callback = ctypes.CFUNCTYPE(None)
+    within, beyond = (callback(lambda call=call: found.append(call())) for call in (small, large))
+    outer, inner = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (within, beyond))
+    assert calls(HEAP_BYTES - 1, outer)() == kept and found[-1] != kept, "a call inside another has a block of its own"
+    assert small() == kept, "of two that were put back the larger is kept"
+    assert calls(STACK_BYTES + 1, inner)() == kept and found[-1] != kept
+    assert large() in (kept, found[-1])
+    middle = callback(calls(HEAP_BYTES // 2, inner))  # has a smaller block than the one that is put back before it
+    before = mapped_bytes()
+    for _ in range(300):
+        calls(HEAP_BYTES - 1, outer)()
+        calls(HEAP_BYTES - 1, ctypes.cast(middle, ctypes.c_void_p).value or 0)()
+    assert mapped_bytes() - before < 100 << 20, "blocks are lost"
+
+
+def mapped_bytes() -> int:
+    """Of this process; 0 where the system does not say."""
+    statistics = Path("/proc/self/statm")
+    return int(statistics.read_text("ascii").split()[0]) * 4096 if statistics.is_file() else 0

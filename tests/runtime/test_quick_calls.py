@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import threading
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ import polyopt as po
 from polyopt import compilation, f32, f64, i32, i64, u8
 from polyopt.quick import AGAIN_AFTER
 from polyopt.runtime.fastcall import KEPT_ENTRIES
-from polyopt.runtime.memory import SMALLEST_BYTES
+from polyopt.runtime.memory import LEASED_BYTES, SMALLEST_BYTES
 
 N, M = po.sizes("N M")
 i, j = po.indices("i j")
@@ -456,8 +457,42 @@ def test_references_are_neither_lost_nor_kept() -> None:
     assert sys.getrefcount(pair(X, value)["a"]) <= 2
 
 
-def test_large_results_use_memory_that_was_given_back() -> None:
-    large = np.ones(SMALLEST_BYTES // 4, np.float32)
+def test_a_kept_workspace_is_one_call_s_at_a_time() -> None:
+    """Calls of several threads at once, each with a temporary of 20 to 700 KB."""
+
+    @po.op
+    def mirrored(x: f32[N, N]):
+        y, z = po.tensors("y z")
+        y[i, j] = po.exp(x[i, N - 1 - j])
+        z[i, j] = y[j, i] + y[i, j] + y[N - 1 - i, j]
+        return z
+
+    numbers, sizes = np.random.default_rng(4), (70, 130, 260, 420)
+    inputs = [numbers.random((n, n), np.float32) for n in sizes]
+    expected = [learn(mirrored, x) for x in inputs]
+    for x, result in zip(inputs, expected, strict=True):
+        assert quick(mirrored, x) is not None and "workspace" in str(mirrored.lower(x).loops)
+        np.testing.assert_allclose(result, mirrored.reference(x), rtol=1e-5)
+    wrong, start = [], threading.Barrier(8)
+
+    def work(number: int) -> None:
+        start.wait()
+        for turn in range(40):
+            chosen = (number + turn) % len(sizes)
+            if not np.array_equal(quick(mirrored, inputs[chosen]), expected[chosen]):
+                wrong.append((number, turn))
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("size", [SMALLEST_BYTES, LEASED_BYTES])
+def test_large_results_use_memory_that_was_given_back(size: int) -> None:
+    large = np.ones(size // 4, np.float32)
     learn(doubled, large)
     seen = set()
     for _ in range(4):
