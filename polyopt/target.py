@@ -155,6 +155,11 @@ class Target:
         return max(1, self.vector_bits // bits)
 
     @property
+    def passes(self) -> int:
+        """In how many pieces, one after the other, the processor takes a vector: Zen 4 has halves of 512 bits."""
+        return 2 if self.cpu == "znver4" and self.vector_bits == 512 else 1
+
+    @property
     def cached_bytes(self) -> int:
         """How much of what was just written is read back faster than memory is.
 

@@ -23,6 +23,7 @@ from polyopt.fusion.axes import length, starts_at_zero
 from polyopt.fusion.margins import is_whole
 from polyopt.fusion.rewrite import cost, depends_on
 from polyopt.fusion.windows import is_window, known
+from polyopt.microkernel import speed
 from polyopt.names import unused
 from polyopt.poly.intervals import is_within
 from polyopt.target import Target
@@ -103,15 +104,22 @@ class _Unfolder:
             return False
         if depends_on(self.program, (read.tensor,), equation.tensor):
             return False
-        better = reuse >= LEAST_REUSE and self.is_better(read, around[rows], around[lanes], reuse)
+        depth = prod(length(a) or 1 for a in summed)
+        better = reuse >= LEAST_REUSE and self.is_better(read, around[rows], around[lanes], reuse, depth)
         return picks.agreed(f"columns of {read.tensor} for {equation.name}", better)
 
-    def is_better(self, read: ir.Read, rows: ir.Axis, lanes: ir.Axis, reuse: int) -> bool:
-        """Whether copying an element into columns takes fewer cycles than its results gain by full vectors."""
-        width, height, run = self.target.lanes(read.dtype.bits), length(rows) or 1, length(lanes) or 1
-        vectors, full = _vectors(run, width) / run, _vectors(height * run, width) / (height * run)  # per element
-        load = 1.0 if _is_contiguous(read, lanes.name) else GATHER
-        return COPY * vectors * load + full * reuse / 2 < vectors * load * reuse / 2  # two multiply-adds a cycle
+    def is_better(self, read: ir.Read, rows: ir.Axis, lanes: ir.Axis, reuse: int, depth: int) -> bool:
+        """Whether copying an element into columns takes fewer cycles than its results gain by full tiles.
+
+        depth: terms of each sum
+        """
+        bits, height, run = read.dtype.bits, length(rows) or 1, length(lanes) or 1
+        width, load = self.target.lanes(bits), 1.0 if _is_contiguous(read, lanes.name) else GATHER
+        copied = COPY * load * -(-run // width) / run  # per element
+        short, full = (
+            reuse / (2 * width * speed(reuse, points, depth, bits, self.target)) for points in (run, height * run)
+        )
+        return copied + full < load * short
 
     def is_readable(self, read: ir.Read, around: Mapping[str, ir.Axis]) -> bool:
         """Whether the read has a value at all points of the axes, whatever guards keep the sum from."""
@@ -156,10 +164,6 @@ def _operand(expr: ir.Expr) -> ir.Read | None:
     reads = {node for node in nodes if isinstance(node, ir.Read)}
     plain = all(isinstance(node, ir.Read | ir.Op | ir.Const) for node in nodes)
     return reads.pop() if plain and len(reads) == 1 else None
-
-
-def _vectors(points: int, width: int) -> int:
-    return -(-points // width)
 
 
 def _alone(subscript: ir.Subscript | None) -> str | None:

@@ -22,6 +22,7 @@ from polyopt.dsl.affine import axis, constant
 from polyopt.fusion import beyond
 from polyopt.fusion.axes import plain_axes
 from polyopt.fusion.windows import Window, known, window_of
+from polyopt.microkernel import speed
 from polyopt.names import unused
 from polyopt.target import Target
 
@@ -76,18 +77,24 @@ class _Turner:
         width = self.target.lanes(window.equation.value.dtype.bits)
         points, run = window.points(window.axes), window.points((window.rows,))
         turned = points * (1 - beyond.share(self.program, window, self.target))
-        turned /= 2 * width * _filled(window.points((window.lanes,)), width)
+        others = [own for own in window.result if own not in window.free]
+        turned /= 2 * width * max(self.speed(window, own, (window.lanes,)) for own in others)
         turned += (TURN if self.flattens(window) else TURN_APART) * window.points((*window.free, *window.summed))
         turned += SCATTER * window.points(window.result)
-        straight = points / (2 * width * _filled(run, width))
+        straight = points / (2 * width * self.speed(window, window.lanes, (window.rows,)))
         if window.result[-2:-1] and window.result[-2] in known(window.image):  # then there are columns
-            places = window.points(window.result[-2:])
+            full = points / (2 * width * self.speed(window, window.lanes, window.result[-2:]))
             copied = window.points(known(window.image)) / run * -(-run // width)
-            straight = min(straight, points / (2 * width * _filled(places, width)) + COPY * copied)
+            straight = min(straight, full + COPY * copied)
         reads = window.points({*window.result} - {*window.free})
         is_packed = window.filters.subscripts[-1] == axis(window.lanes) or reads >= LEAST_REUSE
         better = turned < straight and window.points((window.lanes,)) >= width and is_packed
         return picks.agreed(f"lanes of {window.equation.name} along {window.lanes}", better)
+
+    def speed(self, window: Window, rows: str, along: tuple[str, ...]) -> float:
+        """The share of the processor's multiply-adds that tiles with these rows, and lanes along these axes, reach."""
+        down, run, depth = (window.points(names) for names in ((rows,), along, window.summed))
+        return speed(down, run, depth, window.equation.value.dtype.bits, self.target)
 
     def flattens(self, window: Window) -> bool:
         """Whether the filters may be seen with one dimension for all that is summed over, which is the last one."""
@@ -175,8 +182,3 @@ class _Turner:
         copied = unused(f"{equation.name}_copy", self.taken)
         self.taken.add(copied)
         return name, (replace(equation, name=copied, value=read, reducer=None, reduce_axes=()),)
-
-
-def _filled(points: int, width: int) -> float:
-    """The share of lanes that an axis fills."""
-    return points / (-(-points // width) * width)

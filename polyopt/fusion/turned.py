@@ -24,6 +24,7 @@ from polyopt.dtypes import DType
 from polyopt.fusion.axes import length, starts_at_zero
 from polyopt.fusion.margins import is_whole
 from polyopt.fusion.rewrite import depends_on
+from polyopt.microkernel import speed
 from polyopt.names import unused
 from polyopt.target import Target
 
@@ -88,13 +89,14 @@ class _Product:
 
         Source: [GotoBLAS08], section 4, for the block of columns that stays in the second cache.
         """
-        width, itemsize = target.lanes(self.equation.value.dtype.bits), self.columns.dtype.itemsize
-        filled = columns / (-(-columns // width) * width)
-        block = max(target.l2_bytes // 2 // (self.points(self.summed) * itemsize), width)
+        bits, depth = self.equation.value.dtype.bits, self.points(self.summed)
+        width, itemsize = target.lanes(bits), self.columns.dtype.itemsize
+        reached = speed(self.points(self.down), columns, depth, bits, target)
+        block = max(target.l2_bytes // 2 // (depth * itemsize), width)
         passes = self.points(self.batch, self.along) / columns * -(-columns // min(block, BLOCK))
         passing = self.points(self.down, self.summed) * itemsize
         lines = passes * passing / target.line_bytes if passing > target.l2_bytes // 2 else 0
-        return self.points(self.batch, self.down, self.along, self.summed) / (2 * width * filled) + lines * BEHIND
+        return self.points(self.batch, self.down, self.along, self.summed) / (2 * width * reached) + lines * BEHIND
 
 
 def turn(program: ir.Program, target: Target) -> Turned:

@@ -12,29 +12,20 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from polyopt import picks
+from polyopt import microkernel, picks
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, axes_of
 from polyopt.dsl.ir import Read, Subscript
+from polyopt.microkernel import MOST_ROWS, MOST_VECTORS, PAGE_BYTES, Operand
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Statement
 from polyopt.target import Target
 from polyopt.tiling.cost import moves
 from polyopt.tiling.extents import Extents
-
-LATENCY = 4
-"""Cycles until a multiply-add may follow the one that it adds to, on every recent x86 core."""
-
-LOOP = 0.5
-"""Cycles for the counter and the branch of a loop, of which the rest of the body hides the most."""
-
-FAR = 0.3
-"""Cycles that a cache line takes longer than one in the first cache: vectors come from the second as a rule."""
 
 UNFORESEEN = 20.0
 """Cycles until a row from behind the second cache arrives, where a tile takes a piece of it and goes on to the next:
@@ -48,23 +39,8 @@ on AVX-512: 16 and 64 are slower)."""
 LEAST_BLOCK = 512
 """Columns of a block of sums that stays near while rows pass by: long enough to read an operand in runs."""
 
-PAGE_BYTES = 4096
-"""Also of a way of the first cache, which is looked up by the bits of an address within a page, on every x86 core."""
-
-CROWDED = 0.35
-"""Cycles that an element takes to broadcast which comes from the second cache each time, as others of its tile have
-taken its line's place in the first one (measured on Zen 4, of 14 rows that start pages: a quarter of the speed)."""
-
-START = 8.0
-"""Cycles to begin and end a tile's sum, besides those for each accumulator: a branch that is not foreseen."""
-
 EDGE = 0.003
 """Share of its speed that a tile must gain for the code of tiles at an edge, which is compiled too."""
-
-MOST_ROWS, MOST_VECTORS = 14, 4
-
-GATHER = 8.0
-"""Loads that one gathered vector costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,45 +65,6 @@ class RegisterTile:
     is_whole: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """How one read meets the lanes and the rows of a tile.
-
-    pitch: bytes between rows where these are broadcast
-    run:   terms of the sum that a line of the cache serves one after the other, under a window; 0 where it serves all
-           whose elements it holds
-    """
-
-    by_lane: bool
-    contiguous: bool
-    by_row: bool
-    pitch: int = 0
-    run: int = 0
-
-    def loads(self, height: int, vectors: int) -> float:
-        """Loads per point of the sums."""
-        if not self.by_lane:
-            return height if self.by_row else 1
-        return vectors * (height if self.by_row else 1) * (1.0 if self.contiguous else GATHER)
-
-    def crowded(self, height: int, target: Target) -> int:
-        """Loads per point of the sums that find their lines gone from the first cache: all rows', where more of their
-        lines fall into one set than it has ways, one of them for what else passes by."""
-        if self.by_lane or not self.by_row:
-            return 0
-        middle = target.line_bytes // 2  # where rows that are almost pages apart keep together
-        lines = {(middle + row * self.pitch) // target.line_bytes for row in range(height)}
-        sets = Counter(line % (PAGE_BYTES // target.line_bytes) for line in lines)
-        return height if max(sets.values()) >= target.l1_bytes // PAGE_BYTES else 0
-
-    def new_lines(self, height: int, target: Target) -> float:
-        """Lines of the cache per point of the sums that rows are newly broadcast from, where the sums leave a line
-        before they have taken all of it."""
-        if self.by_lane or not self.by_row or not self.run:
-            return 0.0
-        return (1 + (height - 1) * min(self.pitch / target.line_bytes, 1.0)) / self.run
-
-
 def choose(
     statement: Statement,
     roles: Roles,
@@ -147,7 +84,6 @@ def choose(
     width = lanes_of(statement, roles, target)
     length = min(extents.axis(statement.name, lanes), blocks.get(lanes, sys.maxsize))
     depth = math.prod(extents.axis(statement.name, name) for name in roles.by_statement[statement.name].reduced)
-    far = FAR * target.vector_bits / 8 / target.line_bytes
     merits: dict[RegisterTile, float] = {}
     for axis in (None, *rows):
         height = 1 if axis is None else min(extents.axis(statement.name, axis), blocks.get(axis, sys.maxsize))
@@ -167,12 +103,12 @@ def choose(
                 replace(operand, pitch=0) for operand in operands
             ]  # what is broadcast waits for what streams by
         most = MOST_ROWS if axis is None and streams(statement, extents, lanes) else MOST_VECTORS
-        for rows_held, vectors in _tiles(target.vector_registers, operands, width, height, length, most):
+        for rows_held, vectors in microkernel.tiles(target.vector_registers, operands, width, height, length, most):
             cuts = (blocks.get(lanes), vectors * width, width), (blocks.get(axis or ""), rows_held, 1)
             if any(_leaves_rest(*cut) for cut in cuts):
                 continue
             loads = sum(operand.loads(rows_held, vectors) for operand in operands) / (rows_held * vectors)
-            cycles = _cycles(operands, (height, rows_held), (-(-length // width), vectors), depth, far, target)
+            cycles = microkernel.cycles(operands, (height, rows_held), (-(-length // width), vectors), depth, target)
             pieces, passes = -(-length // (vectors * width)), -(-height // rows_held)
             waits = UNFORESEEN * pieces * (once + again * passes) / returns
             speed = height * length / width * depth / 2 / cycles
@@ -289,56 +225,9 @@ def lanes_of(statement: Statement, roles: Roles, target: Target) -> int:
     return target.lanes(max(roles.arrays[array].dtype.bits for array in arrays))
 
 
-def _tiles(
-    registers: int, operands: Sequence[Operand], width: int, height: int, length: int, most: int
-) -> Iterator[tuple[int, int]]:
-    """(rows, vectors) of every tile that fits the register file.
-
-    most: vectors side by side; a sum that streams its operands past one row wants many
-    """
-    for vectors in range(1, most + 1):
-        if vectors > 1 and (vectors - 1) * width >= length:
-            break
-        for rows in range(1, min(height, MOST_ROWS) + 1):
-            held = vectors if rows > 1 and any(o.by_lane and not o.by_row for o in operands) else 1
-            if rows * vectors + held + 1 > registers:
-                break
-            yield rows, vectors
-
-
 def _leaves_rest(block: int | None, tile: int, step: int) -> bool:
     """Whether tiles do not fill a block that some tile of so many steps would fill."""
     return block is not None and block % step == 0 and block % tile > 0
-
-
-def _cycles(
-    operands: Sequence[Operand], down: tuple[int, int], along: tuple[int, int], depth: int, far: float, target: Target
-) -> float:
-    """Cycles for all tiles of a result, those at its edges included.
-
-    down:  its rows, and those of a tile; along: the same for vectors
-    depth: terms of each sum
-    far:   what a vector takes more than one in the first cache
-    """
-    total = 0.0
-    for row_tiles, rows in _pieces(*down):
-        crowded = CROWDED * sum(operand.crowded(rows, target) for operand in operands)
-        crowded += FAR * sum(operand.new_lines(rows, target) for operand in operands)
-        for column_tiles, vectors in _pieces(*along):
-            loads = sum(operand.loads(rows, vectors) for operand in operands)
-            wide = sum(operand.loads(rows, vectors) for operand in operands if operand.by_lane)
-            term = max(rows * vectors / 2, loads / 2, LATENCY) + LOOP + far * wide + crowded
-            total += row_tiles * column_tiles * (depth * term + rows * vectors + START)
-    return total
-
-
-def _pieces(extent: int, tile: int) -> Iterator[tuple[int, int]]:
-    """How many tiles there are of each length."""
-    whole, rest = divmod(extent, tile)
-    if whole:
-        yield whole, tile
-    if rest:
-        yield 1, rest
 
 
 def _operand(subscripts: Sequence[Subscript], rows: str | None, lanes: str, *, packed: bool) -> Operand:

@@ -23,13 +23,14 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, axes_of, axis, condition_text
 from polyopt.dtypes import DType
+from polyopt.microkernel import PAGE_BYTES
 from polyopt.poly.dependence import Dependences
 from polyopt.poly.roles import AxisRoles, Roles
 from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.space import condition_from_set
 from polyopt.target import Target
 from polyopt.tiling import produced
-from polyopt.tiling.contraction import PAGE_BYTES, RegisterTile, choose, is_contiguous, lanes_of, rows_along
+from polyopt.tiling.contraction import RegisterTile, choose, is_contiguous, lanes_of, rows_along
 from polyopt.tiling.cost import moves
 from polyopt.tiling.evenness import evenness
 from polyopt.tiling.extents import ASSUMED, Extents

@@ -99,7 +99,7 @@ def test_tiles_of_operands_from_behind_the_second_cache_take_whole_rows() -> Non
     assert tile_of(batched, "j", machine, B=4, M=64, N=64, K=64).columns == 32
     assert tile_of(batched, "j", machine, B=128, M=64, N=64, K=64).columns == 64
     assert tile_of(product, "j", machine, M=8, N=1024, K=1024).height == 8  # rows of pages would be read again
-    assert tile_of(product, "j", machine, M=513, N=513, K=513).columns == 32  # too few rows are far to matter
+    assert tile_of(product, "j", machine, M=544, N=544, K=544).columns == 32  # too few rows are far to matter
 
 
 def test_rows_that_outer_loops_come_back_to_are_near() -> None:
@@ -108,6 +108,21 @@ def test_rows_that_outer_loops_come_back_to_are_near() -> None:
     few, many = ({"i": points} for points in (28, 14))
     assert tile_of(batched, "j", machine, blocks=few, B=128, M=28, N=64, K=64).columns == 64
     assert tile_of(batched, "j", machine, blocks=many, B=128, M=14 * 64, N=64, K=64).columns == 32
+
+
+def test_rows_of_a_window_share_lines_that_are_far() -> None:
+    """A line serves three terms of a row of nine points: seven rows along w meet it together, four images one each."""
+
+    @po.op
+    def images(x: f32[B, C, H, W], weights: f32[C, R, S, F]):
+        y = po.tensor("y")
+        y[b, h, w, f] += x[b, c, h + r, w + s] * weights[c, r, s, f]
+        return y
+
+    for size, rows in ((1 << 19, "w"), (1 << 22, "b")):
+        machine = replace(MACHINE, l2_bytes=size)
+        tile = tile_of(images, "f", machine, (1,), {"f": 16}, B=8, C=512, H=9, W=9, F=512, R=3, S=3)
+        assert tile.rows == rows
 
 
 def test_tiles_that_pass_by_wait_for_no_far_row() -> None:
