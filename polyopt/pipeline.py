@@ -503,6 +503,7 @@ class Lowering:
                 dots=available(target),
                 has_scaling=target.has("avx512f"),
                 most_lines=None if self.given_up else MOST_LINES,
+                registers=target.register_names,
             )
         except TooLong:
             raise ScheduleError(

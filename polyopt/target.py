@@ -160,6 +160,12 @@ class Target:
         return 2 if self.cpu == "znver4" and self.vector_bits == 512 else 1
 
     @property
+    def register_names(self) -> tuple[str, ...]:
+        """What LLVM calls the registers of vectors; none where that is not known."""
+        is_x86 = self.triple.startswith("x86_64")
+        return tuple(f"xmm{number}" for number in range(self.vector_registers)) if is_x86 else ()
+
+    @property
     def cached_bytes(self) -> int:
         """How much of what was just written is read back faster than memory is.
 

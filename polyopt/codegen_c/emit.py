@@ -102,6 +102,7 @@ def emit(
     dots: Sequence[Dot] = (),
     has_scaling: bool = False,
     most_lines: int | None = None,
+    registers: Sequence[str] = (),
 ) -> LlvmModule:
     """The kernel of a verified loop program.
 
@@ -111,8 +112,10 @@ def emit(
                  numbers are compared that are computed for it
     has_scaling: whether the processor scales vectors of 512 bits by powers of two, as AVX-512 does
     most_lines:  of instructions, beyond which `llvm_text.TooLong` is raised
+    registers:   of vectors, as LLVM calls them, where a tile may ask for all of them
     """
-    kernel = _Kernel(program, numerics, dots, _Math(vector_bits, has_scaling), Module(vector_bits, most_lines))
+    module = Module(vector_bits, most_lines, registers)
+    kernel = _Kernel(program, numerics, dots, _Math(vector_bits, has_scaling), module)
     kernel.write()
     return LlvmModule(kernel.text(), kernel.entry, _folded(kernel.shared_bytes), _folded(kernel.private_bytes))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 from typing import Literal
 
@@ -115,9 +115,12 @@ class TooLong(Exception):
 class Module:
     """A module under construction: declarations are collected as they are used."""
 
-    def __init__(self, vector_bits: int, most_lines: int | None = None) -> None:
-        """most_lines: of instructions in one function, beyond which `TooLong` is raised"""
+    def __init__(self, vector_bits: int, most_lines: int | None = None, registers: Sequence[str] = ()) -> None:
+        """most_lines: of instructions in one function, beyond which `TooLong` is raised
+        registers:  of vectors, as LLVM calls them; none where that is not known
+        """
         self._most_lines = most_lines
+        self.registers = registers
         self._lines = 0
         self._attributes = f'attributes #0 = {{ nounwind "prefer-vector-width"="{vector_bits}" }}'
         self.has_half = vector_bits >= 256  # every machine with AVX2 converts f16 in hardware
@@ -401,10 +404,15 @@ class Function:
         text = f"call {flags}{result} @{name}({', '.join(map(str, operands))})"
         return self.instruction(text, scalar, lanes, operands, motion, buffer)
 
-    def landmark(self) -> None:
+    def landmark(self, *, is_alone: bool = False) -> None:
         """Nothing at all, which LLVM leaves where it is: so the block that it stands in stays, and with it what only
-        this block sets up. LLVM 22 else sets up two loops in front of the branch between them, registers and all."""
-        self.line('call void asm sideeffect "", ""()')
+        this block sets up. LLVM 22 else sets up two loops in front of the branch between them, registers and all.
+
+        is_alone: nothing stays in a register of vectors across it. What the loops around need, such as masks, would
+                  else keep its registers, and those of the loop behind the landmark go to the stack at each turn.
+        """
+        lost = ",".join(f"~{{{name}}}" for name in self.module.registers) if is_alone else ""
+        self.line(f'call void asm sideeffect "", "{lost}"()')
 
     def effect(self, name: str, operands: list[Value]) -> None:
         """A call for its effect."""

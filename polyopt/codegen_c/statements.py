@@ -131,7 +131,7 @@ class Statements:
             plan = self._planner.plan_block(run, context)
             held = context
             if plan.promoted:
-                self._f.landmark()
+                self._f.landmark(is_alone=2 * len(plan.promoted) >= len(self._f.module.registers))
                 held = self._planner.load(plan.promoted, context)
             for inner in run.body:
                 self.statement(inner, held)

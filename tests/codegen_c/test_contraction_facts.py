@@ -113,6 +113,13 @@ def window_channels(x: f32[H, W, C], y: f32[3, 3, C, F]):
     return z
 
 
+@po.op
+def window_images(x: f32[B, C, H, W], y: f32[F, C, 1, 1]):
+    z = po.tensor("z")
+    z[b, f, h, w] += x[b, c, h + r, w + s] * y[f, c, r, s]
+    return z
+
+
 KERNELS: dict[str, tuple[po.Op, dict[str, int]]] = {
     "product 512": (product, {"M": 512, "N": 512, "K": 512}),
     "product 127x513x255": (product, {"M": 127, "N": 513, "K": 255}),
@@ -124,6 +131,7 @@ KERNELS: dict[str, tuple[po.Op, dict[str, int]]] = {
     "lower triangle 256": (lower_triangle, {"N": 256, "K": 64}),
     "window, rows last": (window_rows, {"C": 32, "H": 34, "W": 34, "F": 64}),
     "window, channels last": (window_channels, {"C": 32, "H": 30, "W": 30, "F": 64}),
+    "window, masks in the loops around": (window_images, {"B": 8, "C": 1024, "H": 14, "W": 14, "F": 256}),
 }
 
 
