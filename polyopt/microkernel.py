@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from polyopt.classes import dataclass
 from polyopt.target import Target
@@ -113,12 +114,12 @@ def cycles(
     depth: terms of each sum
     """
     total, far = 0.0, FAR * target.vector_bits / 8 / target.line_bytes
-    for row_tiles, rows in pieces(*down):
+    for row_tiles, rows in _pieces(*down):
         crowded = CROWDED * sum(operand.crowded(rows, target) for operand in operands)
         lines = sum(operand.new_lines(rows, target) for operand in operands)
         stays = 2 * lines * depth * target.line_bytes <= target.l2_bytes  # until the next tile, whose rows share them
         crowded += lines * (FAR if stays else BEHIND)
-        for column_tiles, vectors in pieces(*along):
+        for column_tiles, vectors in _pieces(*along):
             wide = sum(operand.loads(rows, vectors) for operand in operands if operand.by_lane)
             loads = wide + sum(o.loads(rows, vectors) for o in operands if not o.by_lane) / target.passes
             term = max(rows * vectors / 2, LOADING * loads / 2, LATENCY) + LOOP + far * wide + crowded
@@ -126,7 +127,7 @@ def cycles(
     return total
 
 
-def pieces(extent: int, tile: int) -> Iterator[tuple[int, int]]:
+def _pieces(extent: int, tile: int) -> Iterator[tuple[int, int]]:
     """How many tiles there are of each length."""
     whole, rest = divmod(extent, tile)
     if whole:
@@ -135,6 +136,7 @@ def pieces(extent: int, tile: int) -> Iterator[tuple[int, int]]:
         yield 1, rest
 
 
+@cache
 def speed(rows: int, run: int, depth: int, bits: int, target: Target) -> float:
     """The share of the processor's multiply-adds that the best tile reaches, of a sum of products of two operands: one
     lies along the lanes, the other is broadcast.
