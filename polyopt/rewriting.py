@@ -26,6 +26,7 @@ from polyopt.fusion import (
     joined,
     lift,
     margins,
+    narrowed,
     nested,
     offsets,
     partials,
@@ -78,7 +79,8 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     spare = GPU_OPS_PER_BYTE if options.is_on_gpu else 0
     short_program = short_sums.apply(program, short)
     folded = rewrites.rewrite(short_program, numerics=options.numerics, ops_per_byte=spare, kept=kept)
-    stepped = _stepped(folded, options)
+    few_bits = _in_few_bits(folded, options)
+    stepped = _stepped(few_bits.program, options)
     chained = _nested(stepped.program, options)
     whole = _unguarded(chained.program, options)
     same = _converted(whole.program, options)
@@ -89,7 +91,7 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     together = _joined(side.program, options)
     ended = _ended(together.program, options)
     own = privatized.privatize(ended.program, options.target, reorder=not options.is_strict)
-    parts = (stepped, chained, whole, same, across, wide, unfolded, side, together, ended, own)
+    parts = (few_bits, stepped, chained, whole, same, across, wide, unfolded, side, together, ended, own)
     notes = (*map(str, short), *(note for part in parts for note in part.notes))
     return _in_one_pass(own.program, options, notes) or _in_parts(own, options, notes)
 
@@ -97,6 +99,11 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
 def _separated(program: ir.Program, options: Options) -> tuple[ir.Program, frozenset[str]]:
     """Values that are compared with their extremum as tensors. Strict numerics compute them alike everywhere."""
     return (program, frozenset()) if options.is_strict else compared.separate(program)
+
+
+def _in_few_bits(program: ir.Program, options: Options) -> narrowed.Narrowed:
+    """Integers in 16 bits where none needs more. Registers of a GPU have 32."""
+    return narrowed.Narrowed(program) if options.is_on_gpu else narrowed.narrow(program)
 
 
 def _stepped(program: ir.Program, options: Options) -> prefixes.Stepped:
