@@ -115,7 +115,7 @@ def reach(node: ir.Expr, known: Mapping[ir.Expr, Reach]) -> Reach | None:
             found = [operand for operand in operands if operand is not None]
             if len(found) < len(operands) or (name not in _MODULAR and not all(within(r, i64) for r in found)):
                 return None
-            return _result(name, *found)
+            return reach_of(name, *found)
         case _:
             return None
 
@@ -142,8 +142,8 @@ def _of_sizes(affine: af.Affine) -> Reach:
     return low, high
 
 
-def _result(name: str, *operands: Reach) -> Reach:
-    """Where the results of operands in these ranges are."""
+def reach_of(name: str, *operands: Reach) -> Reach:
+    """Where the exact results of an operation of `EXACT` are, of operands in these ranges."""
     if all(low == high for low, high in operands):
         exact = EXACT[name](*(low for low, _ in operands))
         return exact, exact

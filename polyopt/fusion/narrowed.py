@@ -10,17 +10,19 @@ Exact: the range of each is known from the dtypes of what is read and the consta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import field, replace
 
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.integers import Reach, integer_range, reach, within
+from polyopt.dsl.integers import Reach, integer_range, reach_of, within
 from polyopt.dtypes import DType, i16, u16
 
 _ARITHMETIC = frozenset({
     "add", "sub", "mul", "floordiv", "mod", "minimum", "maximum", "neg", "abs", "and", "or", "xor", "shl", "shr",
 })  # fmt: skip
+_DIVISIONS = frozenset({"floordiv", "mod"})
+"""By constants alone: vectors of 16 bits are taken apart for divisors that differ from lane to lane."""
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 _BITS = 16
 
@@ -43,63 +45,111 @@ def narrow(program: ir.Program) -> Narrowed:
 
 def _equation(equation: ir.Equation) -> ir.Equation:
     """The equation with narrow arithmetic; as it is where something else in it is wide, and so has few lanes."""
-    found = replace(equation, value=_visit(equation.value))
+    found = replace(equation, value=_Narrower().visited(equation.value))
     return found if all(node.dtype.bits <= _BITS for node in ir.walk(found.value)) else equation
-
-
-def _visit(expr: ir.Expr) -> ir.Expr:
-    match expr:
-        case ir.Cast(arg, dtype) if _is_wide(arg) and dtype.is_integer and dtype.bits <= _BITS:
-            found = _all_narrow((arg,))
-            return expr if found is None else replace(expr, arg=found[0]) if found[0].dtype != dtype else found[0]
-        case ir.Op(name, args) if name in _COMPARISONS and all(map(_is_wide, args)):
-            found = _all_narrow(args)
-            return expr if found is None else replace(expr, args=found)
-        case _:
-            return ir.rebuild(expr, _visit)
 
 
 def _is_wide(expr: ir.Expr) -> bool:
     return expr.dtype.is_integer and expr.dtype.bits > _BITS
 
 
-def _all_narrow(exprs: tuple[ir.Expr, ...]) -> tuple[ir.Expr, ...] | None:
-    """The expressions in one dtype of 16 bits; None where some number of them does not fit."""
-    nodes = (node for expr in exprs for node in ir.walk(expr))
-    narrow = (node for node in nodes if node.dtype.is_integer and not _is_wide(node) and not isinstance(node, ir.Const))
-    known: dict[ir.Expr, Reach] = {node: integer_range(node.dtype) for node in narrow}  # what they compute may wrap
-    for dtype in (i16, u16):
-        found = [_in(expr, dtype, known) for expr in exprs]
-        fitting = tuple(one for one in found if one is not None)
-        if len(fitting) == len(exprs):
-            return fitting
-    return None
+@dataclass(slots=True, eq=False)
+class _Narrower:
+    """Rewrites one expression. Its parts are known by the object, since a definition may use one again and again.
 
+    done:    what became of them
+    reaches: how far a wide integer reaches, and how far all numbers do that it is made of; None where one of these is
+             unknown or leaves its dtype
+    """
 
-def _in(expr: ir.Expr, dtype: DType, known: Mapping[ir.Expr, Reach]) -> ir.Expr | None:
-    """Wide integer arithmetic in a dtype that holds all of its numbers; None where it does not."""
-    found = reach(expr, known)
-    if found is None or not within(found, dtype) or not within(found, expr.dtype):
+    done: dict[int, ir.Expr] = field(default_factory=dict)
+    reaches: dict[int, tuple[Reach, Reach] | None] = field(default_factory=dict)
+
+    def visited(self, expr: ir.Expr) -> ir.Expr:
+        if id(expr) not in self.done:
+            self.done[id(expr)] = self._visit(expr)
+        return self.done[id(expr)]
+
+    def _visit(self, expr: ir.Expr) -> ir.Expr:
+        match expr:
+            case ir.Cast(arg, dtype) if _is_wide(arg) and dtype.is_integer and dtype.bits <= _BITS:
+                found = self._all_narrow((arg,))
+                return expr if found is None else _cast(found[0], dtype)
+            case ir.Op(name, args) if name in _COMPARISONS and all(map(_is_wide, args)):
+                found = self._all_narrow(args)
+                return expr if found is None else replace(expr, args=found)
+            case _:
+                return ir.rebuild(expr, self.visited)
+
+    def _all_narrow(self, exprs: Sequence[ir.Expr]) -> tuple[ir.Expr, ...] | None:
+        """The expressions in one dtype of 16 bits; None where some number of them does not fit."""
+        reaches = [self._reach(expr) for expr in exprs]
+        ends = [reach[1] for reach in reaches if reach is not None]
+        for dtype in (i16, u16):
+            if len(ends) == len(exprs) and within(_hull(ends), dtype):
+                made: dict[int, ir.Expr] = {}
+                return tuple(self._in(expr, dtype, made) for expr in exprs)
         return None
-    match expr:
-        case ir.Const(value=value):
-            return ir.Const(int(value), dtype)
-        case ir.Cast(arg) if _is_wide(arg):
-            return _in(arg, dtype, known)
-        case ir.Cast(arg) if arg.dtype.is_integer or arg.dtype.is_bool:
-            inner = _visit(arg)
-            return inner if inner.dtype == dtype else ir.Cast(inner, dtype)
-        case ir.Op("select", (condition, first, second)):
-            then, otherwise = _in(first, dtype, known), _in(second, dtype, known)
-            if then is None or otherwise is None:
-                return None
-            return ir.Op("select", (_visit(condition), then, otherwise), dtype)
-        case ir.Where(condition, first, second):
-            then, otherwise = _in(first, dtype, known), _in(second, dtype, known)
-            return None if then is None or otherwise is None else ir.Where(condition, then, otherwise, dtype)
-        case ir.Op(name, args) if name in _ARITHMETIC:
-            operands = [_in(arg, dtype, known) for arg in args]
-            fitting = [operand for operand in operands if operand is not None]
-            return ir.Op(name, tuple(fitting), dtype) if len(fitting) == len(args) else None
-        case _:
+
+    def _reach(self, expr: ir.Expr) -> tuple[Reach, Reach] | None:
+        if id(expr) not in self.reaches:
+            self.reaches[id(expr)] = self._found_reach(expr)
+        return self.reaches[id(expr)]
+
+    def _found_reach(self, expr: ir.Expr) -> tuple[Reach, Reach] | None:
+        if expr.dtype.is_bool:
+            return (0, 1), (0, 1)
+        if isinstance(expr, ir.Const) and expr.dtype.is_integer:
+            return (int(expr.value), int(expr.value)), (int(expr.value), int(expr.value))
+        if expr.dtype.is_integer and not _is_wide(expr):
+            return integer_range(expr.dtype), integer_range(expr.dtype)  # what is computed in few bits may wrap
+        parts = [self._reach(part) for part in _parts(expr)]
+        known = [part for part in parts if part is not None]
+        if not parts or len(known) < len(parts):
             return None
+        own = [part[0] for part in known]
+        found = reach_of(expr.name, *own) if isinstance(expr, ir.Op) and expr.name != "select" else _hull(own)
+        return (found, _hull([found, *(part[1] for part in known)])) if within(found, expr.dtype) else None
+
+    def _in(self, expr: ir.Expr, dtype: DType, made: dict[int, ir.Expr]) -> ir.Expr:
+        """Wide integer arithmetic in a dtype that holds all of its numbers. made: what became of its parts"""
+        if id(expr) not in made:
+            made[id(expr)] = self._made(expr, dtype, made)
+        return made[id(expr)]
+
+    def _made(self, expr: ir.Expr, dtype: DType, made: dict[int, ir.Expr]) -> ir.Expr:
+        parts = tuple(self._in(part, dtype, made) for part in _parts(expr)) if _is_wide(expr) else ()
+        match expr:
+            case ir.Const(value=value):
+                return ir.Const(int(value), dtype)
+            case ir.Cast() if parts:
+                return parts[0]
+            case ir.Op("select", (condition, *_)) if parts:
+                return ir.Op("select", (self.visited(condition), *parts), dtype)
+            case ir.Where(condition) if parts:
+                return ir.Where(condition, parts[0], parts[1], dtype)
+            case ir.Op(name) if parts:
+                return ir.Op(name, parts, dtype)
+            case _:
+                return _cast(self.visited(expr), dtype)
+
+
+def _parts(expr: ir.Expr) -> tuple[ir.Expr, ...]:
+    """The integers and truth values that a wide integer is made of; none where that is not known."""
+    match expr:
+        case ir.Cast(arg) if not arg.dtype.is_float:
+            return (arg,)
+        case ir.Op("select", (_, then, otherwise)) | ir.Where(_, then, otherwise):
+            return then, otherwise
+        case ir.Op(name, args) if name in _ARITHMETIC:
+            return args if name not in _DIVISIONS or isinstance(args[1], ir.Const) else ()
+        case _:
+            return ()
+
+
+def _cast(expr: ir.Expr, dtype: DType) -> ir.Expr:
+    return expr if expr.dtype == dtype else ir.Cast(expr, dtype)
+
+
+def _hull(found: Sequence[Reach]) -> Reach:
+    return min(low for low, _ in found), max(high for _, high in found)
