@@ -131,7 +131,8 @@ class Statements:
             plan = self._planner.plan_block(run, context)
             held = context
             if plan.promoted:
-                self._f.landmark(is_alone=2 * len(plan.promoted) >= len(self._f.module.registers))
+                fills_half = 2 * len(plan.promoted) >= len(self._f.module.registers)
+                self._f.landmark(is_alone=fills_half)  # beside which masks of the loops around would not fit
                 held = self._planner.load(plan.promoted, context)
             for inner in run.body:
                 self.statement(inner, held)

@@ -38,8 +38,8 @@ class Narrowed:
 def narrow(program: ir.Program) -> Narrowed:
     """The program whose integers have 16 bits where none needs more and a narrow result or a comparison takes them."""
     equations = tuple(map(_equation, program.equations))
-    changed = [new for old, new in zip(program.equations, equations, strict=True) if new != old]
-    notes = tuple(f"integers of {name} have {_BITS} bits: none needs more" for name in {e.name: None for e in changed})
+    changed = [new.name for old, new in zip(program.equations, equations, strict=True) if new != old]
+    notes = tuple(f"integers of {name} have {_BITS} bits: none needs more" for name in changed)
     return Narrowed(replace(program, equations=equations) if changed else program, notes)
 
 
