@@ -14,8 +14,9 @@ from typing import Protocol
 
 from polyopt.codegen_c import divisions
 from polyopt.codegen_c.conversions import rounded
-from polyopt.codegen_c.llvm_text import Function, Value, scalar_bits
+from polyopt.codegen_c.llvm_text import Function, Value, scalar_bits, vector_type
 from polyopt.codegen_c.values import (
+    any_lane,
     binary,
     compare,
     constant,
@@ -30,6 +31,8 @@ from polyopt.codegen_c.values import (
 from polyopt.dtypes import DType, bf16, f16, f32
 
 Emit = Callable[..., Value]
+
+SIGNIFICAND_BITS = {"float": 24, "double": 53}
 
 
 class MathFunctions(Protocol):
@@ -106,10 +109,32 @@ def _is_infinite(f: Function, a: Value) -> Value:
     return compare(f, "oeq", intrinsic(f, "fabs", a), like(a, float("inf")))
 
 
-def _divide_floored(f: Function, a: Value, b: Value) -> tuple[Value, Value]:
-    """Quotient and remainder as NumPy's `divmod` of floats computes them, for b != 0."""
+def _remainder(f: Function, a: Value, b: Value) -> Value:
+    """C's `fmod` but for the sign of zero, exact: `a` less `b` as often as the quotient says, with the sign of `a`.
+
+    A quotient of fewer bits than a significand has, rounded and cut off, is right or one too many; the product of it
+    and `b`, subtracted in one operation, then leaves what needs no rounding. For others there is C's own function,
+    which finds one bit after the other.
+    """
+    quotient = intrinsic(f, "trunc", binary(f, "fdiv", a, b))
+    left = intrinsic(f, "fma", _negated(f, quotient), b, a)
+    zero = like(left, 0.0)
+    turned = binary(f, "xor", compare(f, "olt", left, zero), compare(f, "olt", a, zero))
+    too_many = binary(f, "and", compare(f, "one", left, zero), turned)
+    left = select(f, too_many, binary(f, "fadd", left, intrinsic(f, "copysign", b, a)), left)
+    finite = binary(f, "fadd", a, binary(f, "fsub", a, a))  # NaN for infinity
+    left = select(f, _is_infinite(f, b), finite, left)
+    limit = 2.0 ** SIGNIFICAND_BITS[left.scalar]
+    has_more = any_lane(f, compare(f, "oge", intrinsic(f, "fabs", quotient), like(quotient, limit)))
+    slot = f.alloca(vector_type(left.scalar, left.lanes), 64)
+    f.write(slot, left)
+    f.branch(has_more, lambda: f.write(slot, splat(f, binary(f, "frem", a, b), left.lanes)))
+    return f.read(slot, left.scalar, left.lanes)
+
+
+def _divide_floored(f: Function, a: Value, b: Value, remainder: Value) -> tuple[Value, Value]:
+    """Quotient and remainder as NumPy's `divmod` of floats computes them, for b != 0. remainder: C's"""
     zero, one = like(a, 0.0), like(a, 1.0)
-    remainder = binary(f, "frem", a, b)
     quotient = binary(f, "fdiv", binary(f, "fsub", a, remainder), b)
     inexact = compare(f, "une", remainder, zero)
     opposite = binary(f, "xor", compare(f, "olt", b, zero), compare(f, "olt", remainder, zero))
@@ -122,7 +147,7 @@ def _divide_floored(f: Function, a: Value, b: Value) -> tuple[Value, Value]:
 
 def _float_floordiv(f: Function, a: Value, b: Value) -> Value:
     zero = like(a, 0.0)
-    quotient, _ = _divide_floored(f, a, b)
+    quotient, _ = _divide_floored(f, a, b, _remainder(f, a, b))
     whole = intrinsic(f, "floor", quotient)
     too_low = compare(f, "ogt", binary(f, "fsub", quotient, whole), like(a, 0.5))
     whole = select(f, too_low, binary(f, "fadd", whole, like(a, 1.0)), whole)
@@ -132,8 +157,9 @@ def _float_floordiv(f: Function, a: Value, b: Value) -> Value:
 
 
 def _float_mod(f: Function, a: Value, b: Value) -> Value:
-    _, modulus = _divide_floored(f, a, b)
-    return select(f, compare(f, "oeq", b, like(a, 0.0)), binary(f, "frem", a, b), modulus)
+    remainder = _remainder(f, a, b)
+    _, modulus = _divide_floored(f, a, b, remainder)
+    return select(f, compare(f, "oeq", b, like(a, 0.0)), remainder, modulus)
 
 
 def _unary(name: str) -> Emit:
