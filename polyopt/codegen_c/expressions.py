@@ -402,18 +402,25 @@ class Expressions:
         return forms  # type: ignore[return-value]  # asserted
 
     def checked(
-        self, place: Place, indices: list[Index], checks: tuple[Check, ...], guard: Value | None, context: Context
+        self, place: Place, indices: Sequence[Index], checks: tuple[Check, ...], guard: Value | None, context: Context
     ) -> Value | None:
         """`guard` and all checked subscripts in range. The first failure is written to the error record."""
         for check in checks:
-            index = self.vector(indices[check.dimension], context)
-            extent = scalar_of(self.f, place.extents[check.dimension])
-            inside = compare(self.f, "ult", index, extent)
-            self._report_outside(check, index, extent, inside, both(self.f, guard, context.mask))
+            index, extent, inside = self.tested(place, indices, check, context)
+            self.report_outside(check, index, extent, inside, both(self.f, guard, context.mask))
             guard = both(self.f, guard, inside)
         return guard
 
-    def _report_outside(self, check: Check, index: Value, extent: Value, inside: Value, active: Value | None) -> None:
+    def tested(
+        self, place: Place, indices: Sequence[Index], check: Check, context: Context
+    ) -> tuple[Value, Value, Value]:
+        """A checked subscript, the extent of its dimension, and whether it is in range."""
+        index = self.vector(indices[check.dimension], context)
+        extent = scalar_of(self.f, place.extents[check.dimension])
+        return index, extent, compare(self.f, "ult", index, extent)
+
+    def report_outside(self, check: Check, index: Value, extent: Value, inside: Value, active: Value | None) -> None:
+        """Writes to the error record that a subscript is out of range, if it is in some active lane."""
         bad = binary(self.f, "xor", inside, constant(True, "i1"))
         bad = bad if active is None else binary(self.f, "and", bad, active)
 

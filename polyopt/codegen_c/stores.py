@@ -113,13 +113,13 @@ class Stores:
             self._store_register(store, place, slot, value, context)
             return
         indices = [x.index(index, context) for index in store.indices]
-        guard = x.checked(place, indices, store.checks, None, context)
+        guard, report = self._in_range(store, place, indices, context)
         address = memory.address_of(self._f, place, indices, context.lanes)
         waiting = x.waiting
         if waiting is not None and (guard is not None or context.lanes == 1):
             waiting.write()
         if context.lanes == 1:
-            self._guarded(guard, lambda: self._store_scalar(store, place, address, value))
+            self._guarded(guard, lambda: self._store_scalar(store, place, address, value), report)
         elif guard is not None and guard.lanes > 1:
             self._store_lanes(store, place, address, value, context.lanes, both(self._f, context.mask, guard))
         else:
@@ -132,7 +132,29 @@ class Stores:
                 whole = splat(self._f, value, context.lanes)
                 waiting.add((store.buffer, tuple(indices)), place.buffer.dtype, whole, write)
             else:
-                self._guarded(guard, write)
+                self._guarded(guard, write, report)
+
+    def _in_range(
+        self, store: Store, place: Place, indices: Sequence[memory.Index], context: Context
+    ) -> tuple[Value | None, Callable[[], None] | None]:
+        """Whether all checked subscripts are in range, and what writes to the error record which of them are not: at
+        once where lanes differ, else only where the store does not happen."""
+        x, f = self._x, self._f
+        tests = [(check, *x.tested(place, indices, check, context)) for check in store.checks]
+        guard: Value | None = None
+        for *_, inside in tests:
+            guard = both(f, guard, inside)
+
+        def report() -> None:
+            before: Value | None = None
+            for check, index, extent, inside in tests:
+                x.report_outside(check, index, extent, inside, both(f, before, context.mask))
+                before = both(f, before, inside)
+
+        if guard is not None and guard.lanes > 1:
+            report()
+            return guard, None
+        return guard, report
 
     def can_turn(self, store: Store, lane: str, lanes: int, count: int, context: Context) -> bool:
         """Whether vectors of `count` iterations that store neighbours (`Expressions.stored_across`) can turn in
@@ -186,11 +208,13 @@ class Stores:
             return False
         return last.constant % context.lanes == 0 and last.constant + context.lanes <= extent.constant
 
-    def _guarded(self, guard: Value | None, write: Callable[[], None]) -> None:
+    def _guarded(
+        self, guard: Value | None, write: Callable[[], None], otherwise: Callable[[], None] | None = None
+    ) -> None:
         if guard is None:
             write()
         else:
-            self._f.branch(guard, write)
+            self._f.branch(guard, write, otherwise)
 
     # --- registers -----------------------------------------------------------------------------------------
 
