@@ -36,6 +36,7 @@ from polyopt.codegen_c.values import (
     linear,
     register_scalar,
     scalar_of,
+    select,
     splat,
     value_of,
     wrapped,
@@ -73,6 +74,8 @@ class Context:
     operands:  the operands of a custom reduction, by name
     nominal:   as `env`, without the clamping of loop variables in a partial register tile
     registers: promoted elements: buffer, then subscripts
+    earlier:   elements that earlier iterations of a serial loop have stored, and that are in registers, too
+    handed:    those that this iteration stores, and a later one reads
     flat:      loops to write out, with the number of their iterations, and whether some of those may not happen
     happens:   for a clamped loop variable, whether its iteration happens at all
     written:   for a loop that is written out and whose every iteration comes here: the number of this one, and how many
@@ -87,6 +90,8 @@ class Context:
     operands: Mapping[str, Value] = field(default_factory=dict)
     nominal: Mapping[str, Linear] | None = None
     registers: Mapping[str, Mapping[Key, Slot]] = field(default_factory=dict)
+    earlier: Mapping[str, Mapping[Key, Slot]] = field(default_factory=dict)
+    handed: Mapping[str, Mapping[Key, Slot]] = field(default_factory=dict)
     flat: Mapping[str, Flat] = field(default_factory=dict)
     happens: Mapping[str, Value] = field(default_factory=dict)
     written: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -138,6 +143,7 @@ class Expressions:
         self._memo: dict[int, tuple[Expr, Value]] = {}
         self._memo_context: Context | None = None
         self.waiting: Waiting | None = None
+        self.handed_on: set[str] = set()
 
     def bounded(self, value: Value, most: int = MOST_INDEX) -> Value:
         """Declares a number to be no farther than `most` from 0, as indices and sizes are."""
@@ -316,6 +322,10 @@ class Expressions:
                 return zero
             guard = None
         indices = [self.index(index, context) for index in expr.indices]
+        slot = None if expr.checks else slot_of(context.earlier, expr.buffer, indices)
+        if slot is not None:
+            value = self.f.read(slot.pointer, register_scalar(expr.dtype))
+            return value if guard is None else select(self.f, guard, value, zero)
         place = self.places[expr.buffer]
         guard = self.checked(place, indices, expr.checks, guard, context)
         if self.waiting is not None:
@@ -446,6 +456,14 @@ class Expressions:
 
     def cast(self, value: Value, source: DType, target: DType) -> Value:
         return conversions.cast(self.f, value, source, target)
+
+
+def slot_of(kept: Mapping[str, Mapping[Key, Slot]], buffer: str, indices: Sequence[Index]) -> Slot | None:
+    """The register among `kept` that an element is in as well."""
+    slots = kept.get(buffer)
+    if slots is None:
+        return None
+    return slots.get(tuple(form for form in indices if isinstance(form, Linear)))
 
 
 def combine_of(reducer: Reducer) -> Expr:

@@ -109,7 +109,8 @@ class Planner:
         """
         if not hands_on(block, context.registers):
             return NOTHING
-        plan = self._plan(block, frozenset(), context, partial=False, left=self._stored_across(block))
+        left = self._stored_across(block) | context.handed.keys()  # these go to memory and to a register of their own
+        plan = self._plan(block, frozenset(), context, partial=False, left=left)
         return NOTHING if plan.flat or plan.needed else plan
 
     def _stored_across(self, block: Block) -> frozenset[str]:

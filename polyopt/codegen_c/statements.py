@@ -14,6 +14,7 @@ from typing import assert_never
 
 from polyopt.codegen_c import memory
 from polyopt.codegen_c.abi import SLACK_BYTES
+from polyopt.codegen_c.carried import Recurrences
 from polyopt.codegen_c.expressions import Context, Expressions, Flat
 from polyopt.codegen_c.flatten import (
     MOST_CODE,
@@ -98,6 +99,7 @@ class Statements:
         self._f = x.f
         self._lanes = lanes
         self._planner = Planner(x, lanes, calls)
+        self._recurrences = Recurrences(x, lambda loop, trip, context: self._flat(loop, trip, 1, context))
         self._stores = Stores(x)
         self._groups = Groups(x, self._stores, dots)
         self._parallel = parallel
@@ -291,9 +293,13 @@ class Statements:
     def _plain(self, loop: For, trip: Trip, context: Context) -> None:
         """The loop; it has at least one iteration."""
         x = self._x
+        chains = self._recurrences.start(loop, trip, context)
 
         def body(index: Value) -> None:
-            self.statement(loop.body, context.bind(loop.var, linear(x.bounded(index))))
+            position = linear(x.bounded(index))
+            inner = self._recurrences.inside(chains, loop, position - trip.lower, context)
+            self.statement(loop.body, inner.bind(loop.var, position))
+            self._recurrences.hand_on(chains)
 
         lower, upper = scalar_of(self._f, trip.lower), scalar_of(self._f, trip.upper)
         self._f.loop(lower, upper, loop.step, body, stored_buffers(loop.body))

@@ -8,7 +8,7 @@ from functools import partial
 
 from polyopt.classes import dataclass
 from polyopt.codegen_c import conversions, memory, transposes
-from polyopt.codegen_c.expressions import Context, Expressions, Slot, coefficient, neutral_number
+from polyopt.codegen_c.expressions import Context, Expressions, Slot, coefficient, neutral_number, slot_of
 from polyopt.codegen_c.lanes import narrow_factors
 from polyopt.codegen_c.llvm_text import Function, Value
 from polyopt.codegen_c.memory import Address, Place
@@ -119,7 +119,8 @@ class Stores:
         if waiting is not None and (guard is not None or context.lanes == 1):
             waiting.write()
         if context.lanes == 1:
-            self._guarded(guard, lambda: self._store_scalar(store, place, address, value), report)
+            handed = slot_of(context.handed, store.buffer, indices)
+            self._guarded(guard, lambda: self._store_scalar(store, place, address, value, handed), report)
         elif guard is not None and guard.lanes > 1:
             self._store_lanes(store, place, address, value, context.lanes, both(self._f, context.mask, guard))
         else:
@@ -270,9 +271,15 @@ class Stores:
 
     # --- memory --------------------------------------------------------------------------------------------
 
-    def _store_scalar(self, store: Store, place: Place, address: Address, value: Value) -> None:
+    def _store_scalar(
+        self, store: Store, place: Place, address: Address, value: Value, handed: Slot | None = None
+    ) -> None:
+        """handed: the register that is to have the value as well"""
         if store.reducer is not None:
             value = self._combined(store, place, self._old(place, address, 1, None), value)
+        if handed is not None:
+            self._f.write(handed.pointer, value)
+            self._x.handed_on.add(handed.pointer.text)
         memory.write(self._f, place, address, 1, None, conversions.to_memory(self._f, value, place.buffer.dtype))
 
     def _old(self, place: Place, address: Address, lanes: int, mask: Value | None) -> Value:

@@ -158,12 +158,16 @@ class _Planner:
             yield self.pointwise(chain, best, heavy)
 
     def rows_beside(self, chain: Sequence[Loop], body: Tree) -> NestPlan | None:
-        """A nest whose sums run along several rows at once, where that pays."""
+        """A nest whose sums or recurrences run along several rows at once, where that pays."""
         finder = Beside(self.roles, self.steps, self.extents, self.target)
+        names = tuple(loop.name for loop in chain)
+        together = finder.in_step(chain[-1], body)
+        if together > 1:
+            reason = f"{together} rows go on in turn, while each waits for its last step"
+            return NestPlan(names, names, ((names[-1], together),), names[-1], None, reason)
         rows = finder.rows(chain[-1], body)
         if rows < 2:
             return None
-        names = tuple(loop.name for loop in chain)
         count = self.extent(chain[-1], chain[-1].statements)
         apart = -(-count // rows)
         reason = f"{-(-count // apart)} rows, {apart} apart, are read side by side, each a stream of its own"
