@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axes_of
 from polyopt.dsl.ir import DataIndex, Subscript
 from polyopt.poly.scop import Statement
@@ -24,23 +26,27 @@ def axis_of(row: Affine) -> str | None:
     return None
 
 
-def lane_score(steps: Steps, statement: Statement, axis: str, within: Affine | None = None) -> float:
+def lane_score(
+    steps: Steps, statement: Statement, axis: str, within: Affine | None = None, *, inside: Sequence[str] = ()
+) -> float:
     """How well the statement's accesses suit lanes along `axis`; larger is better, negative means gathers.
 
     within: the place in a group, where groups are what lanes hold: it is no step between them
+    inside: the summed axes inside, along which a register tile reads what they move again, and shuffles it again
     """
     accesses = [(access.read.tensor, access.read.subscripts) for access in statement.reads]
     total = 0.0
     for array, subscripts in [*accesses, (statement.array, statement.subscripts)]:
         held = subscripts[:-1] if within is not None and subscripts and subscripts[-1] == within else subscripts
-        total += _access_score(steps.along(array, held, axis), is_sum=statement.is_update)
+        is_once = not any(moves(subscript, other) for subscript in subscripts for other in inside)
+        total += _access_score(steps.along(array, held, axis), is_once=is_once)
     return total
 
 
-def _access_score(step: int | None, *, is_sum: bool) -> float:
+def _access_score(step: int | None, *, is_once: bool) -> float:
     if step in (0, 1):
         return CONTIGUOUS if step else INVARIANT
-    return NEAR if step in NEAR_STEPS and not is_sum else STRIDED
+    return NEAR if step in NEAR_STEPS and is_once else STRIDED
 
 
 def moves(subscript: Subscript, axis: str) -> bool:

@@ -212,7 +212,9 @@ class _Planner:
             if axis is None or not _lanes_are_legal(loop, statement):
                 return None
             known = self.groups.get(name)
-            scores.append(lane_score(self.steps, statement, axis, known.place if known is not None else None))
+            within = known.place if known is not None else None
+            inside = self.roles.by_statement[name].reduced if loop.coincident else ()
+            scores.append(lane_score(self.steps, statement, axis, within, inside=inside))
         return sum(scores) / len(scores) if scores else None
 
     def lanes(self, names: Sequence[str]) -> int:

@@ -225,3 +225,69 @@ def test_lanes_along_a_loop_that_scans_no_axis_alone_are_not_planned() -> None:
     (nest,) = tiling.decide(lowering.scop, skewed, MACHINE).nests
     assert nest.vector is None and "no loop scans an axis alone" in nest.reason
     assert tiling.decide(lowering.scop, Sequence(()), MACHINE) == TilingPlan(())
+
+
+def test_sums_of_what_lies_near_run_in_lanes() -> None:
+    """Every second, third or fourth element, or backwards; further apart, or where data says, lanes would gather."""
+    n = po.index("n")
+
+    @po.op
+    def near(x: f32[N, 3]):
+        y = po.tensor("y")
+        y[()] = po.sum(x[n, 0] * x[n, 1] * x[n, 2], n)
+        return y
+
+    @po.op
+    def backwards(x: f32[N], w: f32[N]):
+        y = po.tensor("y")
+        y[()] = po.sum(x[n] * w[N - 1 - n], n)
+        return y
+
+    @po.op
+    def far(x: f32[N, 40]):
+        y = po.tensor("y")
+        y[()] = po.sum(x[n, 0], n)
+        return y
+
+    numbers = np.random.default_rng(0).integers(-2, 3, (101, 40)).astype(np.float32)
+    x, w = numbers[:, 3].copy(), numbers[:, 4].copy()
+    for operator, arrays, wanted, lanes in (
+        (near, (numbers[:, :3].copy(),), numbers[:, :3].prod(1).sum(), "n"),
+        (backwards, (x, w), x @ w[::-1], "n"),
+        (far, (numbers,), numbers[:, 0].sum(), None),
+    ):
+        (nest,) = operator.lower(*arrays).tiling.nests
+        assert nest.vector == lanes
+        assert operator(*arrays) == wanted
+
+
+def test_lanes_are_rows_where_their_elements_are_read_once() -> None:
+    """The first operand lies apart in lanes along `i`, but stays in registers while `j` passes by."""
+
+    @po.op
+    def nearest(x: f32[M, 2], y: f32[N, 2]):
+        d = po.tensor("d")
+        d[i] = po.min((x[i, 0] - y[j, 0]) ** 2 + (x[i, 1] - y[j, 1]) ** 2, j)
+        return d
+
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 9, (50, 2)).astype(np.float32), random.integers(0, 9, (40, 2)).astype(np.float32)
+    (nest,) = nearest.lower(x, y).tiling.nests
+    assert nest.vector == "i"
+    np.testing.assert_array_equal(nearest(x, y), ((x[:, None] - y) ** 2).sum(2).min(1))
+
+
+def test_what_a_register_tile_reads_again_is_near_where_it_is_contiguous() -> None:
+    """Every second element, anew for each term of the sum, against the same read once."""
+
+    @po.op
+    def pairs(x: f32[N, M, 2], y: f32[N], w: f32[M, 2]):
+        z, k = po.tensor("z"), po.index("k")
+        z[i] = po.sum(x[k, i, 0] * y[k], k) * w[i, 0]
+        return z
+
+    scop = pairs.lower(M=64, N=64).scop
+    steps = Steps({array.name: array for array in scop.arrays}, {})
+    update = next(statement for statement in scop.statements if statement.is_update)
+    again, once = (lane_score(steps, update, "i", inside=inside) for inside in (("k",), ()))
+    assert again == once - cost.NEAR + cost.STRIDED
