@@ -356,7 +356,8 @@ class Expressions:
     def _transposed(
         self, place: Place, expr: Load, address: memory.Address, guard: Value | None, context: Context
     ) -> Value | None:
-        """The element as part of a block that the iterations of a written-out loop read column by column.
+        """The element as part of a block that the iterations of a written-out loop read column by column, from either
+        side.
 
         All of them have to read: a guard that is true in this one says nothing of the others, nor of where they would.
         """
@@ -368,15 +369,17 @@ class Expressions:
         always = context if expr.mask is None else context.where(expr.mask)
         for var, (number, count) in always.written.items():
             first = number // lanes * lanes
-            if first + lanes > count or self.step(place, expr, var) != place.itemsize:
+            along = self.step(place, expr, var)
+            if first + lanes > count or along not in (place.itemsize, -place.itemsize):
                 continue
-            corner = address.offset.first_lane - Linear((number - first) * place.itemsize)
+            column = number - first if along > 0 else first + lanes - 1 - number
+            corner = address.offset.first_lane - Linear(column * place.itemsize)
 
             def row(lane: int, corner: Linear = corner) -> Value:
                 here = memory.Address(place.base, corner + Linear(lane * step, lane_factor=place.itemsize))
                 return memory.read(self.f, place, here, lanes, None, None)
 
-            stored = transposes.column(self.f, lanes, 8 * place.itemsize, number - first, row)
+            stored = transposes.column(self.f, lanes, 8 * place.itemsize, column, row)
             return conversions.from_memory(self.f, stored, expr.dtype)
         return None
 

@@ -62,10 +62,11 @@ def moves(subscript: Subscript, axis: str) -> bool:
 
 
 def is_transposed(steps: Steps, statement: Statement, along: str, across: str) -> bool:
-    """Whether some read is contiguous along one axis and strides along the other, as a transposed operand does."""
+    """Whether some read is contiguous along one axis, forwards or backwards, and strides along the other, as a
+    transposed operand does."""
     for access in statement.reads:
         array, subscripts = access.read.tensor, access.read.subscripts
-        if not all(isinstance(s, Affine) for s in subscripts) or steps.along(array, subscripts, along) != 1:
+        if not all(isinstance(s, Affine) for s in subscripts) or steps.along(array, subscripts, along) not in (1, -1):
             continue
         step = steps.along(array, subscripts, across)
         if step is None or abs(step) > max(NEAR_STEPS):

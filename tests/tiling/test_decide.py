@@ -14,6 +14,7 @@ from polyopt.dsl.affine import Affine, axis
 from polyopt.poly.scop import Scop
 from polyopt.poly.tree import Leaf, Loop, Sequence, numbered
 from polyopt.target import Target
+from polyopt.testing.guarded import guarded_copy, survives
 from polyopt.tiling import cost
 from polyopt.tiling import decide as tiling
 from polyopt.tiling.cost import axis_of, covered, is_transposed, lane_score
@@ -225,6 +226,48 @@ def test_lanes_along_a_loop_that_scans_no_axis_alone_are_not_planned() -> None:
     (nest,) = tiling.decide(lowering.scop, skewed, MACHINE).nests
     assert nest.vector is None and "no loop scans an axis alone" in nest.reason
     assert tiling.decide(lowering.scop, Sequence(()), MACHINE) == TilingPlan(())
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 16), (33, 17), (64, 50)])
+def test_blocks_turn_that_are_read_from_either_side(rows: int, columns: int) -> None:
+    """Quarter turns read what lies side by side from the one end or from the other."""
+
+    @po.op
+    def left(x: f32[M, N]):
+        y = po.tensor("y")
+        y[i, j] = x[j, N - 1 - i]
+        return y
+
+    @po.op
+    def right(x: f32[M, N]):
+        y = po.tensor("y")
+        y[i, j] = x[M - 1 - j, i]
+        return y
+
+    x = np.random.default_rng(rows).random((rows, columns), np.float32)
+    np.testing.assert_array_equal(left(x), np.rot90(x))
+    np.testing.assert_array_equal(right(x), np.rot90(x, -1))
+    if min(rows, columns) >= 16:
+        for operator in (left, right):
+            (nest,) = plan_of(operator, M=rows, N=columns).nests
+            assert "turn in registers" in nest.reason
+            assert "masked.gather" not in operator.lower(M=rows - rows % 16, N=columns - columns % 16).source("llvm")
+
+
+def test_blocks_that_turn_read_nothing_outside() -> None:
+    """The array begins and ends where a page does."""
+
+    @po.op
+    def left(x: f32[M, N]):
+        y = po.tensor("y")
+        y[i, j] = x[j, N - 1 - i]
+        return y
+
+    for shape in ((32, 32), (16, 64), (64, 16), (48, 17)):
+        x = np.random.default_rng(0).random(shape, np.float32)
+        np.testing.assert_array_equal(left(x), np.rot90(x))
+        copy = guarded_copy(x)  # a page of its own, or two
+        assert survives(lambda copy=copy: left(copy.array))
 
 
 def test_sums_of_what_lies_near_run_in_lanes() -> None:
