@@ -38,6 +38,7 @@ from polyopt.dsl.affine import (
     conjunction,
     map_condition,
 )
+from polyopt.dtypes import f32
 from polyopt.fusion.axes import at_axes, placed
 from polyopt.names import unused
 
@@ -64,8 +65,9 @@ def split(program: ir.Program, fold: Callable[[ir.Expr], ir.Expr], *, reorder: b
         definitions = program.definitions(tensor.name)
         if len(definitions) != 1:
             continue
-        gathered = (_gathered(definitions[0], tensor) if reorder else None) or definitions[0]
-        parts = _parts(gathered, tensor, reorder=reorder)
+        total, frame = total_of(definitions[0])
+        gathered = (_gathered(total, tensor) if reorder and total is definitions[0] else None) or total
+        parts = _parts(gathered, tensor, frame, reorder=reorder)
         if parts is None:
             continue
         tensors, equations = _written(parts, tensor, fold, names)
@@ -132,19 +134,46 @@ def _gathered(equation: ir.Equation, tensor: ir.Tensor) -> ir.Equation | None:
     )
 
 
+PART = ir.Var("part", f32)
+"""Where the sum stands in what is made of it."""
+
+
+def total_of(equation: ir.Equation) -> tuple[ir.Equation, ir.Expr | None]:
+    """A definition by one reduction, `y[h] = f(sum(e, r))`, as the accumulation `y[h] += e` and as `f` of `PART`; any
+    other equation as it is. A reduction in a branch of `where` may have nothing to read elsewhere."""
+    found = [node for node in ir.walk(equation.value) if isinstance(node, ir.Reduce)]
+    if equation.is_accumulation or equation.guard != TRUE or len(found) != 1:
+        return equation, None
+    (total,) = found
+    choices = (node for node in ir.walk(equation.value) if isinstance(node, ir.Where))
+    if any(inner is total for choice in choices for inner in ir.walk(choice)):
+        return equation, None
+
+    def around(expr: ir.Expr) -> ir.Expr:
+        return replace(PART, dtype=total.dtype) if expr is total else ir.rebuild(expr, around)
+
+    accumulation = replace(equation, value=total.body, guard=total.guard, reducer=total.reducer, reduce_axes=total.axes)
+    return accumulation, around(equation.value)
+
+
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What an accumulation is split by. left, summed: the divisors of its axes, those that have one"""
+    """What an accumulation is split by.
+
+    left, summed: the divisors of its axes, those that have one
+    frame:        what the tensor makes of the sum, over `PART`; None for the sum itself
+    """
 
     equation: ir.Equation
     left: Mapping[str, int]
     summed: Mapping[str, int]
+    frame: ir.Expr | None = None
 
 
-def _parts(equation: ir.Equation, tensor: ir.Tensor, *, reorder: bool) -> _Parts | None:
+def _parts(equation: ir.Equation, tensor: ir.Tensor, frame: ir.Expr | None, *, reorder: bool) -> _Parts | None:
     reducer = equation.reducer
     if reducer is None or reducer.neutral is None or tensor.shape is None or tensor.role == "input":
         return None
@@ -163,7 +192,7 @@ def _parts(equation: ir.Equation, tensor: ir.Tensor, *, reorder: bool) -> _Parts
     if summed and not (reorder and all(_is_plain(a) for a in equation.reduce_axes if a.name in summed)):
         return None
     many = prod(left.values()) > MOST_PARTS or prod([*left.values(), *summed.values()]) > MOST_TERMS
-    return None if many else _Parts(equation, left, summed)
+    return None if many else _Parts(equation, left, summed, frame)
 
 
 def _divisors(equation: ir.Equation) -> dict[str, int]:
@@ -236,11 +265,12 @@ def _written(
             continue
         terms = list(_accumulations(parts, axes, remainders, fold))
         subscripts = tuple(axis(a.name) for a in axes)
-        value: ir.Expr = ir.Const(equation.reducer.neutral.value, tensor.dtype)
+        dtype = tensor.dtype if parts.frame is None else equation.reducer.dtype
+        value: ir.Expr = ir.Const(equation.reducer.neutral.value, dtype)
         if terms:
             part = ir.Tensor(
                 _fresh(f"{tensor.name}_part", names),
-                tensor.dtype,
+                dtype,
                 tuple(a.upper[0] for a in axes),
                 "local",
                 len(axes),
@@ -248,11 +278,20 @@ def _written(
             )
             tensors.append(part)
             equations += [replace(term, name=_fresh(part.name, names), tensor=part.name) for term in terms]
-            value = ir.Read(part.name, subscripts, tensor.dtype, span=equation.span)
+            value = ir.Read(part.name, subscripts, dtype, span=equation.span)
+        if parts.frame is not None:
+            at = {name: _multiple(name, parts.left, remainders) for name in parts.left}
+            value = fold(filled(at_axes(parts.frame, at), value))
         places = tuple(_multiple(a.name, parts.left, remainders) for a in axes)
         name = _fresh(equation.name, names)
         equations.append(ir.Equation(name, tensor.name, axes, places, value, span=equation.span))
     return tensors, equations
+
+
+def filled(frame: ir.Expr, value: ir.Expr) -> ir.Expr:
+    """What a frame makes of a value."""
+    is_place = isinstance(frame, ir.Var) and frame.name == PART.name
+    return value if is_place else ir.rebuild(frame, lambda child: filled(child, value))
 
 
 def _accumulations(

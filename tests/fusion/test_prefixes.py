@@ -276,14 +276,25 @@ def test_a_product_over_a_prefix_is_added_to_the_one_before() -> None:
 def test_what_is_no_prefix_stays_as_it_is() -> None:
     @po.op
     def op(x: f64[N, N], z: f64[N]):
-        n, a, b, c, d = po.index("n", extent=N), *po.tensors("a b c d")
+        n, a, c, d = po.index("n", extent=N), *po.tensors("a c d")
         a[n] = po.sum(x[n, k] * z[k], k, where=k <= n)  # each with terms of its own
-        b[n] = po.sum(z[k], k, where=k <= n // 2)
         c[n] = po.sum(z[k], k, where=2 * k <= n)
         d[n] = po.where(n < N - 3, po.sum(z[k], k, where=k <= n), 0)
-        return a, b, c, d
+        return a, c, d
 
     assert not is_stepped(op, N=512)
+
+
+def test_prefixes_that_end_at_a_quotient_are_made_for_each_remainder() -> None:
+    @po.op
+    def op(z: f64[N]):
+        n, b = po.index("n", extent=N), po.tensor("b")
+        b[n] = po.sum(z[k], k, where=k <= n // 2)
+        return b
+
+    z = numbers(0, 600)
+    assert_array_equal(op(z), np.cumsum(z)[np.arange(600) // 2])
+    assert is_stepped(op, N=600)
 
 
 @pytest.mark.usefixtures("few")

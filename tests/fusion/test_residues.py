@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import polyopt as po
-from polyopt import f32, i32
+from polyopt import f16, f32, i32
 from polyopt.dsl import ir
 from polyopt.dsl.affine import Affine, FloorDiv
 from polyopt.fusion import residues
@@ -161,3 +161,82 @@ def test_multiples_of_an_axis_run_where_the_axis_did() -> None:
             (thin,) = residues._thinned((one,), {"a": divisor}, {"a": remainder})
             found += [divisor * n + remainder for n in range(thin.lower[0].constant, thin.upper[0].constant)]
         assert sorted(found) == list(range(low, max(low, high)))
+
+
+K = po.size("K")
+k = po.index("k")
+
+
+@po.op
+def upsampled(x: f32[C, H], f: f32[C, K, 2], b: f32[K]):
+    """A sum inside an expression: what follows it is applied to each part."""
+    y, d = po.tensor("y"), po.index("d", extent=2 * H)
+    y[k, d] = po.relu(po.sum(x[c, d // 2] * f[c, k, d % 2], c) - b[k] * (d % 2))
+    return y
+
+
+@pytest.mark.parametrize(("channels", "length"), [(8, 1), (9, 7), (16, 40)])
+def test_a_sum_inside_an_expression_is_split(channels: int, length: int) -> None:
+    random = np.random.default_rng(length)
+    x, f, b = (random.integers(-3, 4, s).astype(np.float32) for s in ((channels, length), (channels, 5, 2), (5,)))
+    wanted = np.maximum(np.einsum("ch,ckp->khp", x, f) - b[:, None, None] * np.arange(2), 0).reshape(5, -1)
+    np.testing.assert_array_equal(upsampled(x, f, b), wanted)
+    assert not is_divided(upsampled.lower(x, f, b).rewritten)
+
+
+def test_narrow_sums_inside_an_expression_are_added_up_wide() -> None:
+    """The parts hold what the sum is before it is rounded to its tensor's dtype."""
+
+    @po.op
+    def wide(x: f16[C, H], f: f16[C, 2]):
+        y, d = po.tensor("y"), po.index("d", extent=2 * H)
+        y[d] = po.sum(x[c, d // 2] * f[c, d % 2], c)
+        return y
+
+    random = np.random.default_rng(0)
+    x, f = random.random((64, 21)).astype(np.float16), random.random((64, 2)).astype(np.float16)
+    parts = [t for t in wide.lower(x, f).rewritten.tensors if "part" in t.name]
+    assert [t.dtype for t in parts] == [f32, f32]
+    exact = np.einsum("ch,cp->hp", x.astype(np.float64), f.astype(np.float64)).reshape(-1)
+    np.testing.assert_allclose(wide(x, f), exact, rtol=2e-3)
+
+
+def test_two_sums_in_one_expression_stay_as_they_are() -> None:
+    @po.op
+    def two(x: i32[C, H], f: i32[C, 2]):
+        y, d = po.tensor("y"), po.index("d", extent=2 * H)
+        y[d] = po.sum(x[c, d // 2] * f[c, d % 2], c) - po.sum(x[c, d // 2], c)
+        return y
+
+    x, f = np.arange(64, dtype=np.int32).reshape(16, 4) % 5, np.arange(32, dtype=np.int32).reshape(16, 2) % 7
+    np.testing.assert_array_equal(two(x, f), two.reference(x, f))
+    assert is_divided(two.lower(x, f).rewritten)
+
+
+def test_conditions_around_a_sum_and_inside_it_stay() -> None:
+    """A branch of `where` is not computed where it is not taken: what it reads may not exist there."""
+
+    @po.op
+    def edge(x: i32[C, H], f: i32[C, 2]):
+        y, d = po.tensor("y"), po.index("d", extent=2 * H)
+        y[d] = po.where(d >= 2, po.sum(x[c, d // 2 - 1] * f[c, d % 2], c), 9)
+        return y
+
+    @po.op
+    def few(x: i32[C, H], f: i32[C, 2]):
+        y, d = po.tensor("y"), po.index("d", extent=2 * H)
+        y[d] = po.sum(x[c, d // 2] * f[c, d % 2], c, where=c <= d) + 1
+        return y
+
+    @po.op
+    def some(x: i32[C, H], f: i32[C, 2]):
+        y, d = po.tensor("y"), po.index("d", extent=2 * H)
+        y[d] = po.when(d >= 2, po.sum(x[c, d // 2 - 1] * f[c, d % 2], c))
+        y[d] = po.when(d < 2, 7)
+        return y
+
+    random = np.random.default_rng(0)
+    x, f = random.integers(-3, 4, (9, 5)).astype(np.int32), random.integers(-3, 4, (9, 2)).astype(np.int32)
+    for operator in (edge, few, some):
+        np.testing.assert_array_equal(operator(x, f), operator.reference(x, f))
+        assert not operator.lower(x, f).fallback
