@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import field, replace
+from itertools import combinations
 
 import islpy as isl
 
 from polyopt import graphs, picks
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axes_of, axis
+from polyopt.fusion.batches import reads_short_runs
 from polyopt.fusion.plan import Decision, FusionPlan
+from polyopt.fusion.siblings import are_siblings
+from polyopt.fusion.worth import Group, Remaining, Worth
 from polyopt.poly import isl_schedule
 from polyopt.poly.dependence import Dependence, Dependences
 from polyopt.poly.distance import DistanceTester, Rows
@@ -29,16 +33,8 @@ from polyopt.poly.tree import Leaf, Loop, Tree, sequence
 JOIN_OPERATIONS = 100_000
 """What isl may do to find one order for two recurrences."""
 
-LEAST_ROWS = 64
-"""Points of an axis that are enough rows for the register tiles of a contraction: several tiles of 14, and an edge."""
-
-LEAST_OUTER = 16
-"""Iterations of a loop around a contraction and what has fewer results, for all threads to find some."""
-
 BATCH = 16
 """Rows of a recurrence that go through its steps together: enough for a register tile, few enough for all threads."""
-
-Remaining = Mapping[str, tuple[str, ...]]
 
 TileRows = Mapping[str, tuple[tuple[str, Affine], ...]]
 
@@ -70,8 +66,9 @@ def decide(
     """
     tiles = {name: dict(rows) for name, rows in (tile_rows or {}).items()}
     shared = {name: dict(rows) for name, rows in (shared_rows or {}).items()}
-    tester = DistanceTester.of(scop)
-    fuser = _Fuser(scop, tester, Roles.of(scop), dependences, tiles, shared, merges=merge, batch=batch, outer=outer)
+    tester, roles = DistanceTester.of(scop), Roles.of(scop)
+    worth = Worth(scop, roles, tiles)
+    fuser = _Fuser(scop, tester, roles, worth, dependences, tiles, shared, merges=merge, batch=batch, outer=outer)
     names = tuple(s.name for s in scop.statements)
     remaining = {name: fuser.axes_after(name) for name in names}
     tree = fuser.block(names, dependences.ordered, remaining, inside_parallel=False)
@@ -105,32 +102,12 @@ def can_share(scop: Scop, dependences: Dependences, shared_rows: TileRows) -> bo
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Statements that will share their next loop.
-
-    candidates: consistent rows, best first; empty where the statement has no dimension left
-    spent:      for each candidate, the axis each statement's row uses up
-    recurrent:  the rows carry dependences: iterations run in order
-    cyclic:     the statements depend on one another around a cycle
-    batched:    the loop goes over batches of its points, which stay for the loops inside
-    fixed:      a finished subtree, where isl scheduled the component
-    """
-
-    statements: tuple[str, ...]
-    candidates: tuple[Rows, ...]
-    spent: tuple[Mapping[str, str], ...]
-    recurrent: bool = False
-    cyclic: bool = False
-    batched: bool = False
-    fixed: Tree | None = None
-
-
 @dataclass(slots=True)
 class _Fuser:
     scop: Scop
     tester: DistanceTester
     roles: Roles
+    worth: Worth
     dependences: Dependences
     tiles: Mapping[str, Mapping[str, Affine]]
     shared: Mapping[str, Mapping[str, Affine]]
@@ -167,7 +144,7 @@ class _Fuser:
         groups = self.merge(groups, dependences, remaining, inside_parallel=inside_parallel)
         return sequence([self.nest(group, dependences, remaining, inside_parallel) for group in groups])
 
-    def sharing(self, names: Sequence[str], dependences: Sequence[Dependence], remaining: Remaining) -> list[_Group]:
+    def sharing(self, names: Sequence[str], dependences: Sequence[Dependence], remaining: Remaining) -> list[Group]:
         """A group for each loop that the statements must share next."""
         by_loop: dict[str, list[str]] = {}
         for name in names:
@@ -178,25 +155,25 @@ class _Fuser:
             rows = {name: self.shared[name][loop] for name in members}
             recurrent = not self.tester.is_coincident(_within(members, dependences), rows)
             spent = dict.fromkeys(members, loop)
-            groups.append(_Group(tuple(members), (rows,), (spent,), recurrent=recurrent, cyclic=recurrent))
+            groups.append(Group(tuple(members), (rows,), (spent,), recurrent=recurrent, cyclic=recurrent))
         return groups
 
-    def seed(self, component: tuple[str, ...], dependences: Sequence[Dependence], remaining: Remaining) -> _Group:
+    def seed(self, component: tuple[str, ...], dependences: Sequence[Dependence], remaining: Remaining) -> Group:
         inner = _within(component, dependences)
         if not inner:
             name = component[0]
             axes = remaining[name]
             rows = tuple({name: self.tiles.get(name, {}).get(a) or axis(a)} for a in axes)
-            return _Group(component, rows, tuple({name: a} for a in axes))
+            return Group(component, rows, tuple({name: a} for a in axes))
         choice = choose_rows(component, inner, self.own_axes(component, remaining), self.tester)
         if choice is not None:
-            batched = choice.coincident and self.gains_in_batches(choice.rows, inner, remaining)
-            group = _Group(component, (choice.rows,), (choice.spent,), recurrent=not choice.coincident, cyclic=True)
+            batched = self.gain_in_batches(choice.rows, inner, remaining) if choice.coincident else ""
+            group = Group(component, (choice.rows,), (choice.spent,), recurrent=not choice.coincident, cyclic=True)
             return replace(group, batched=batched)
         tree = isl_schedule.schedule(self.scop, component, inner, _within(component, self.dependences.reductions))
         return self.from_isl(component, tree, remaining)
 
-    def from_isl(self, component: tuple[str, ...], tree: Tree, remaining: Remaining) -> _Group:
+    def from_isl(self, component: tuple[str, ...], tree: Tree, remaining: Remaining) -> Group:
         """A component as isl orders it: the outermost loop alone where its rows are axes, moved by so many steps.
 
         What is inside is decided here again: isl puts a statement of few loops into one iteration of those of another.
@@ -205,47 +182,42 @@ class _Fuser:
             rows = dict(tree.rows)
             spent = {name: _moved(row) for name, row in rows.items()}
             if all(spent[name] in remaining[name] for name in component):
-                return _Group(component, (rows,), (spent,), recurrent=True, cyclic=True)
-        return _Group(component, (), (), recurrent=True, fixed=tree)
+                return Group(component, (rows,), (spent,), recurrent=True, cyclic=True)
+        return Group(component, (), (), recurrent=True, fixed=tree)
 
     def own_axes(self, names: Sequence[str], remaining: Remaining) -> Remaining:
         """What is left of the statements' own axes: recurrences are not tiled, and batches stay together in them."""
         others = {name: {*self.tiles.get(name, ()), *self.batches.get(name, ())} for name in names}
         return {name: tuple(a for a in remaining[name] if a not in others[name]) for name in names}
 
-    def gains_in_batches(self, rows: Rows, inner: Sequence[Dependence], remaining: Remaining) -> bool:
-        """Whether some sum of a recurrence reads an operand again for each point of the axis that rows scan, of which
-        there is half a batch at least. The terms of a sum in order are no recurrence."""
+    def gain_in_batches(self, rows: Rows, inner: Sequence[Dependence], remaining: Remaining) -> str:
+        """What batches of points of the axis that rows scan gain; empty for nothing. Some sum of a recurrence reads an
+        operand again for each point, of which there is half a batch at least, or each step reads short runs beside
+        each other for the points of four batches. The terms of a sum in order are no recurrence."""
         flows = [(d.source, d.target) for d in inner if d.kind == "flow"]
         axes = {name: _alone(row) for name, row in rows.items()}
         if not self.batch or None in axes.values() or not graphs.on_cycles(tuple(rows), flows):
-            return False
-        sums = [name for name in rows if self.is_open_contraction(name, remaining)]
+            return ""
+        sums = [name for name in rows if self.worth.is_open_contraction(name, remaining)]
         reads_again = any(axes[name] in reuse for name in sums for reuse in self.roles.by_statement[name].reuse)
-        if not reads_again:
-            return False
-        is_long = all(self.has_points(name, row, self.batch // 2) for name, row in rows.items())
-        return picks.choose(f"{' '.join(rows)} in batches", is_long, lambda: (True, False))
-
-    def has_points(self, name: str, row: Affine, least: int) -> bool:
-        """Whether a row is an axis of a statement that has so many points, or as many as sizes decide."""
-        statement = self.scop.statement(name)
-        position = next((n for n, own in enumerate(statement.axes) if row == axis(own)), None)
-        if position is None:
-            return False
-        low, high = statement.domain.dim_min_val(position), statement.domain.dim_max_val(position)
-        return not (low.is_int() and high.is_int()) or int(high.to_python()) - int(low.to_python()) + 1 >= least
+        beside = any(reads_short_runs(self.scop.statement(name), self.roles, str(axes[name])) for name in rows)
+        if not reads_again and not beside:
+            return ""
+        least = self.batch // 2 if reads_again else 4 * self.batch
+        is_long = all(self.worth.has_points(name, row, least) for name, row in rows.items())
+        gain = "read the same" if reads_again else "read what lies side by side"
+        return gain if picks.agreed(f"{' '.join(rows)} in batches", is_long) else ""
 
     # -- merging -----------------------------------------------------------------------------------------------
 
     def merge(
         self,
-        groups: list[_Group],
+        groups: list[Group],
         dependences: Sequence[Dependence],
         remaining: Remaining,
         *,
         inside_parallel: bool,
-    ) -> list[_Group]:
+    ) -> list[Group]:
         """Joins groups along producer-consumer edges until nothing more can be joined; topological order."""
         refused: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
         while True:
@@ -258,7 +230,7 @@ class _Fuser:
                 self.join_once(groups, between, dependences, remaining, refused, inside_parallel=inside_parallel)
                 if self.merges
                 else None
-            )
+            ) or self.join_siblings(groups, between, refused)
             if joined is None:
                 order = graphs.topological(range(len(groups)), between)
                 return [groups[n] for n in order]
@@ -268,14 +240,14 @@ class _Fuser:
 
     def join_once(
         self,
-        groups: list[_Group],
+        groups: list[Group],
         between: Mapping[tuple[int, int], Sequence[Dependence]],
         dependences: Sequence[Dependence],
         remaining: Remaining,
         refused: set[tuple[tuple[str, ...], tuple[str, ...]]],
         *,
         inside_parallel: bool,
-    ) -> tuple[int, int, _Group] | None:
+    ) -> tuple[int, int, Group] | None:
         """Joins two groups; `between` holds the dependences by the positions of the groups that they are between."""
         for producer, consumer in sorted(between, key=lambda e: self.urgency(groups, e, between[e], remaining)):
             both, own = (groups[producer], groups[consumer]), between[producer, consumer]
@@ -289,14 +261,56 @@ class _Fuser:
             refused.add(pair)
         return None
 
+    def join_siblings(
+        self,
+        groups: Sequence[Group],
+        between: Mapping[tuple[int, int], Sequence[Dependence]],
+        refused: set[tuple[tuple[str, ...], tuple[str, ...]]],
+    ) -> tuple[int, int, Group] | None:
+        """Joins two groups that compute from the same operands, neither of which waits for the other: what both read is
+        loaded once, and what both compute is computed once."""
+        for first, second in combinations(range(len(groups)) if self.merges else (), 2):
+            both = groups[first], groups[second]
+            pair = both[0].statements, both[1].statements
+            if pair in refused:
+                continue
+            refused.add(pair)
+            if not self.can_be_siblings(*both):
+                continue
+            if second in graphs.reachable(first, between) or first in graphs.reachable(second, between):
+                continue
+            found = [
+                ({**rows, **other}, {**used, **other_used})
+                for rows, used in zip(both[0].candidates, both[0].spent, strict=True)
+                for other, other_used in zip(both[1].candidates, both[1].spent, strict=True)
+                if len({*used.values(), *other_used.values()}) == 1 == len({*rows.values(), *other.values()})
+            ]
+            if found and picks.agreed(f"{' '.join(pair[0])} beside {' '.join(pair[1])}", True):
+                candidates, spent = zip(*found, strict=True)
+                named = " and ".join(" ".join(statements) for statements in pair)
+                self.notes.append(f"{named} share the loop over {next(iter(spent[0].values()))}: they read the same")
+                return first, second, Group((*pair[0], *pair[1]), candidates, spent)
+        return None
+
+    def can_be_siblings(self, first: Group, second: Group) -> bool:
+        """Whether groups that do not wait for one another gain from a loop that they share."""
+        both = (first, second)
+        if any(group.recurrent or group.cyclic or group.fixed is not None for group in both):
+            return False
+        if any(self.tiles.get(name) for group in both for name in group.statements):
+            return False
+        if self.updates_of_both(*both):
+            return False
+        return are_siblings(self.scop, self.roles, first.statements, second.statements)
+
     def urgency(
-        self, groups: Sequence[_Group], edge: tuple[int, int], between: Sequence[Dependence], remaining: Remaining
+        self, groups: Sequence[Group], edge: tuple[int, int], between: Sequence[Dependence], remaining: Remaining
     ) -> tuple[bool, bool, bool]:
         """What is joined first: recurrences with one another, then start values with their reduction, then what shares
         a loop over tiles, such as an operand with the contraction that it is computed for block by block."""
         producer, consumer = groups[edge[0]], groups[edge[1]]
-        shares = self.next_is_a_tile(producer, consumer, remaining)
-        return not (producer.cyclic and consumer.cyclic), not self.only_starts(producer, between), not shares
+        shares = self.worth.next_is_a_tile(producer, consumer, remaining)
+        return not (producer.cyclic and consumer.cyclic), not self.worth.only_starts(producer, between), not shares
 
     @staticmethod
     def goes_around(producer: int, consumer: int, edges: Iterable[tuple[int, int]]) -> bool:
@@ -305,35 +319,35 @@ class _Fuser:
 
     def joined(
         self,
-        producer: _Group,
-        consumer: _Group,
+        producer: Group,
+        consumer: Group,
         between: Sequence[Dependence],
         dependences: Sequence[Dependence],
         remaining: Remaining,
         inside_parallel: bool,
-    ) -> tuple[_Group | None, str]:
+    ) -> tuple[Group | None, str]:
         """The two groups as one, or None with the reason."""
         if not producer.candidates or not consumer.candidates:
             return None, "no loop is left to share"
         if producer.cyclic and consumer.cyclic and (producer.recurrent or consumer.recurrent):
             return self.joined_recurrences(producer, consumer, dependences, remaining)
-        if producer.recurrent or (consumer.recurrent and not self.only_starts(producer, between)):
+        if producer.recurrent or (consumer.recurrent and not self.worth.only_starts(producer, between)):
             return None, "one side runs its loop in order"
-        reason = self.unprofitable(producer, consumer, between, remaining)
+        reason = self.worth.unprofitable(producer, consumer, between, remaining)
         if reason:
             return None, reason
         meeting = self.updates_of_both(producer, consumer)
-        outer_only = self.has_fewer_results(producer, consumer, between, remaining)
+        outer_only = self.worth.has_fewer_results(producer, consumer, between, remaining)
         candidates: list[Rows] = []
         spent: list[Mapping[str, str]] = []
         for rows, used in zip(producer.candidates, producer.spent, strict=True):
             for other, other_used in zip(consumer.candidates, consumer.spent, strict=True):
                 both = {**rows, **other}
                 all_used = {**used, **other_used}
-                if outer_only and not (self.outer and self.leaves_a_tile(producer, used, remaining)):
+                if outer_only and not (self.outer and self.worth.leaves_a_tile(producer, used, remaining)):
                     continue
                 keeps = inside_parallel or consumer.recurrent
-                if not keeps and self.loses_parallelism(all_used, producer, consumer):
+                if not keeps and self.worth.loses_parallelism(all_used, producer, consumer):
                     continue
                 if self.tester.is_coincident((*between, *meeting), both):
                     candidates.append(both)
@@ -345,13 +359,13 @@ class _Fuser:
         names = producer.statements + consumer.statements
         cyclic = producer.cyclic or consumer.cyclic
         question = f"fuse {' '.join(producer.statements)} with {' '.join(consumer.statements)}"
-        if not self.only_starts(producer, between) and not picks.choose(question, True, lambda: (True, False)):
+        if not self.worth.only_starts(producer, between) and not picks.choose(question, True, lambda: (True, False)):
             return None, "kept apart by a recorded choice"
         batched = producer.batched or consumer.batched
-        group = _Group(names, tuple(candidates), tuple(spent), consumer.recurrent, cyclic, batched)
+        group = Group(names, tuple(candidates), tuple(spent), consumer.recurrent, cyclic, batched)
         return group, f"share the loop over {', '.join(dict.fromkeys(spent[0].values()))}"
 
-    def updates_of_both(self, producer: _Group, consumer: _Group) -> list[Dependence]:
+    def updates_of_both(self, producer: Group, consumer: Group) -> list[Dependence]:
         """Pairs of updates of one element on either side: in a loop over what both sum up, lanes would not tell whose
         partial result they hold."""
         first, second = set(producer.statements), set(consumer.statements)
@@ -359,8 +373,8 @@ class _Fuser:
         return [d for d, both in ends if both & first and both & second]
 
     def joined_recurrences(
-        self, producer: _Group, consumer: _Group, dependences: Sequence[Dependence], remaining: Remaining
-    ) -> tuple[_Group | None, str]:
+        self, producer: Group, consumer: Group, dependences: Sequence[Dependence], remaining: Remaining
+    ) -> tuple[Group | None, str]:
         """Two recurrences in one loop that runs in order, where one row serves both and isl says so in time."""
         names = producer.statements + consumer.statements
         try:
@@ -370,87 +384,10 @@ class _Fuser:
             return None, "isl does not say in time whether a row runs both recurrences in order"
         if choice is None or not choice.settles:
             return None, "no row runs both recurrences in order"
-        group = _Group(names, (choice.rows,), (choice.spent,), recurrent=not choice.coincident, cyclic=True)
+        group = Group(names, (choice.rows,), (choice.spent,), recurrent=not choice.coincident, cyclic=True)
         return group, f"run in order together: {choice.why}"
 
-    @staticmethod
-    def only_starts(producer: _Group, between: Sequence[Dependence]) -> bool:
-        """Whether the producer only writes start values of the consumer's reductions."""
-        return {d.source for d in between if d.kind == "start"} == set(producer.statements)
-
-    def unprofitable(
-        self, producer: _Group, consumer: _Group, between: Sequence[Dependence], remaining: Remaining
-    ) -> str:
-        """Why sharing a loop would cost more than it saves; empty where it pays."""
-        if self.only_starts(producer, between) or self.next_is_a_tile(producer, consumer, remaining):
-            return ""
-        is_open = any(self.is_open_contraction(name, remaining) for name in consumer.statements)
-        if is_open and not self.runs_batches_next(consumer, remaining):
-            return "the consumer's register tile would lose its reuse"
-        return ""
-
-    def has_fewer_results(
-        self, producer: _Group, consumer: _Group, between: Sequence[Dependence], remaining: Remaining
-    ) -> bool:
-        """Whether a contraction would share loops with what has not as many free axes: fewer and fewer would be left to
-        its register tile."""
-        if self.only_starts(producer, between) or self.next_is_a_tile(producer, consumer, remaining):
-            return False
-        open_ones = [name for name in producer.statements if self.is_open_contraction(name, remaining)]
-        counts = {self.open_free(name, remaining) for name in (*open_ones, *consumer.statements)}
-        return bool(open_ones) and len(counts) > 1
-
-    def leaves_a_tile(self, producer: _Group, used: Mapping[str, str], remaining: Remaining) -> bool:
-        """Whether the producer's contractions keep the axis of their lanes and another one of many points, along which
-        they read an operand again, when a loop is taken from them that is long enough for the threads."""
-        for name in producer.statements:
-            if not self.is_open_contraction(name, remaining):
-                continue
-            statement, shape = self.scop.statement(name), self.roles.by_statement[name]
-            if any(loop in remaining[name] for loop in self.tiles.get(name, ())):
-                return False  # its operands are copied for all that a block's loop goes around
-            if not self.has_points(name, axis(used[name]), LEAST_OUTER):
-                return False
-            left = [a for a in shape.free if a in remaining[name] and a != used.get(name)]
-            lanes = next((a for a in left if statement.subscripts and axis(a) == statement.subscripts[-1]), None)
-            rows = [a for a in left if a != lanes and any(a in reuse for reuse in shape.reuse)]
-            if lanes is None or not any(self.has_points(name, axis(a), LEAST_ROWS) for a in rows):
-                return False
-        return True
-
-    def next_is_a_tile(self, producer: _Group, consumer: _Group, remaining: Remaining) -> bool:
-        """Whether the loop to be shared goes over tiles, which leaves the points inside to the register tile."""
-        following = {next(iter(remaining[name]), "") for name in (*producer.statements, *consumer.statements)}
-        tiled = any(self.tiles.get(name) for name in consumer.statements)
-        return tiled and len(following) == 1 and all(following & set(self.tiles.get(n, following)) for n in remaining)
-
-    def runs_batches_next(self, group: _Group, remaining: Remaining) -> bool:
-        """Whether the group's next loop goes over several results that operands are computed for in turn: tiles of
-        registers are within it, and what is made in it is made for one of them, not far ahead."""
-        following = {next(iter(remaining[name]), "") for name in group.statements}
-        if len(following) != 1:
-            return False
-        (loop,) = following
-        rows = {name: self.tiles.get(name, {}).get(loop) for name in group.statements}
-        return all(row is not None and self.has_points(name, row, 2) for name, row in rows.items())
-
-    def is_open_contraction(self, name: str, remaining: Remaining) -> bool:
-        """Whether a contraction still has its reduction and at least one reused axis ahead."""
-        shape = self.roles.by_statement[name]
-        return shape.contraction and any(a in remaining[name] for a in shape.reduced)
-
-    def open_free(self, name: str, remaining: Remaining) -> int:
-        return sum(a in remaining[name] for a in self.roles.by_statement[name].free)
-
-    def loses_parallelism(self, spent: Mapping[str, str], producer: _Group, consumer: _Group) -> bool:
-        """Whether the shared loop would run over some statement's reduction while both sides could be parallel."""
-        return any(a in self.roles.by_statement[name].reduced for name, a in spent.items()) and any(
-            self.roles.by_statement[name].free for name in (*producer.statements, *consumer.statements)
-        )
-
-    def record(
-        self, producer: _Group, consumer: _Group, between: Sequence[Dependence], fused: bool, reason: str
-    ) -> None:
+    def record(self, producer: Group, consumer: Group, between: Sequence[Dependence], fused: bool, reason: str) -> None:
         flows = [d for d in between if d.kind == "flow"]
         if not flows or (not fused and reason == "no loop is left to share"):
             return
@@ -465,7 +402,7 @@ class _Fuser:
     # -- nesting -----------------------------------------------------------------------------------------------
 
     def nest(
-        self, group: _Group, dependences: Sequence[Dependence], remaining: Remaining, inside_parallel: bool
+        self, group: Group, dependences: Sequence[Dependence], remaining: Remaining, inside_parallel: bool
     ) -> Tree:
         group, remaining = self.without_blocks_of_others(group, remaining)
         if group.fixed is not None:
@@ -491,7 +428,7 @@ class _Fuser:
             reduction=not group.recurrent and not coincident,
         )
 
-    def without_blocks_of_others(self, group: _Group, remaining: Remaining) -> tuple[_Group, Remaining]:
+    def without_blocks_of_others(self, group: Group, remaining: Remaining) -> tuple[Group, Remaining]:
         """The group without loops over the blocks of a contraction that is not in it: nothing is left to share, and
         inside them lanes would find no axis alone."""
         theirs = {n: self.blocks & {*self.tiles.get(n, ())} & {*remaining[n]} for n in group.statements}
@@ -504,7 +441,7 @@ class _Fuser:
         rows, spent = tuple(group.candidates[n] for n in kept), tuple(group.spent[n] for n in kept)
         return replace(group, candidates=rows, spent=spent), rest
 
-    def in_batches(self, group: _Group, inner: Sequence[Dependence], remaining: Remaining) -> Tree:
+    def in_batches(self, group: Group, inner: Sequence[Dependence], remaining: Remaining) -> Tree:
         """A loop over batches of points, whose points are left to the loops inside, behind the recurrence's own."""
         spent = group.spent[0]
         rows = {name: row // self.batch for name, row in group.candidates[0].items()}
@@ -512,7 +449,7 @@ class _Fuser:
         body = self.block(group.statements, self.tester.left(inner, rows), remaining, inside_parallel=True)
         along = spent[group.statements[0]]
         shown = ", ".join(group.statements)
-        self.notes.append(f"{shown}: {self.batch} points of {along} go through the steps together, and read the same")
+        self.notes.append(f"{shown}: {self.batch} points of {along} go through the steps together, and {group.batched}")
         return Loop(f"{along}_batch", tuple(rows.items()), body, coincident=True)
 
     def meets_itself(self, name: str) -> bool:
@@ -522,7 +459,7 @@ class _Fuser:
         several = any(len(s.terms) > 1 or any(isinstance(atom, FloorDiv) for atom, _ in s.terms) for s in affine)
         return statement.is_update and several
 
-    def carries_reduction(self, group: _Group, rows: Mapping[str, Affine]) -> bool:
+    def carries_reduction(self, group: Group, rows: Mapping[str, Affine]) -> bool:
         inside = [d for d in self.dependences.reductions if {d.source, d.target} <= set(group.statements)]
         return not self.tester.is_coincident(inside, rows)
 

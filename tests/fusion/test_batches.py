@@ -101,3 +101,28 @@ def test_nothing_is_batched_without_need() -> None:
     assert "b_batch" not in str(steps.lower(T=100, B=64, D=128, target="sm_90").loops)
     strict = po.op(numerics="strict")(product.__wrapped__)
     assert "batch" not in str(strict.lower(B=64, D=128, E=32).loops), "terms in order are no recurrence"
+
+
+@pytest.mark.parametrize(("rows", "lanes"), [(1, 16), (63, 17), (64, 16), (40, 17), (64, 3)])
+def test_rows_that_lie_beside_each_other_are_read_together(rows: int, lanes: int) -> None:
+    """A state of a few lanes for each row: 64 rows of 64 bytes are a page, and each step reads another one."""
+
+    @po.op
+    def states(a: f32[T, D, E], x: f32[T, D, E], c: f32[T, E]):
+        h, y, e = po.tensor("h"), po.tensor("y"), po.index("e", extent=E)
+        step, s = po.index("step", extent=T), po.index("s", 0, T - 1)
+        h[0, d, e] = x[0, d, e]
+        h[s + 1, d, e] = a[s + 1, d, e] * h[s, d, e] - x[s + 1, d, e]
+        y[step, d] = po.sum(h[step, d, e] * c[step, e], e)
+        return y
+
+    random = np.random.default_rng(rows)
+    a, x = (random.integers(-1, 2, (9, rows, lanes)).astype(np.float32) for _ in range(2))
+    c = random.integers(-2, 3, (9, lanes)).astype(np.float32)
+    h, wanted = x[0], []
+    for step in range(9):
+        h = a[step] * h - x[step] if step else h
+        wanted.append(h @ c[step])
+    assert_array_equal(states(a, x, c), wanted)
+    beside = "go through the steps together, and read what lies side by side" in str(states.lower(a, x, c).fusion)
+    assert beside == (rows == 64 and lanes == 16)
