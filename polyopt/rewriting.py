@@ -36,6 +36,7 @@ from polyopt.fusion import (
     running,
     shared,
     short_sums,
+    symmetric,
     turned,
     unguarded,
 )
@@ -79,7 +80,8 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     spare = GPU_OPS_PER_BYTE if options.is_on_gpu else 0
     short_program = short_sums.apply(program, short)
     folded = rewrites.rewrite(short_program, numerics=options.numerics, ops_per_byte=spare, kept=kept)
-    few_bits = _in_few_bits(folded, options)
+    mirrored = _mirrored(folded, kept, options)
+    few_bits = _in_few_bits(mirrored.program, options)
     stepped = _stepped(few_bits.program, options)
     chained = _nested(stepped.program, options)
     whole = _unguarded(chained.program, options)
@@ -91,7 +93,7 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     together = _joined(side.program, options)
     ended = _ended(together.program, options)
     own = privatized.privatize(ended.program, options.target, reorder=not options.is_strict)
-    parts = (few_bits, stepped, chained, whole, same, across, wide, unfolded, side, together, ended, own)
+    parts = (mirrored, few_bits, stepped, chained, whole, same, across, wide, unfolded, side, together, ended, own)
     notes = (*map(str, short), *(note for part in parts for note in part.notes))
     return _in_one_pass(own.program, options, notes) or _in_parts(own, options, notes)
 
@@ -99,6 +101,14 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
 def _separated(program: ir.Program, options: Options) -> tuple[ir.Program, frozenset[str]]:
     """Values that are compared with their extremum as tensors. Strict numerics compute them alike everywhere."""
     return (program, frozenset()) if options.is_strict else compared.separate(program)
+
+
+def _mirrored(program: ir.Program, kept: frozenset[str], options: Options) -> symmetric.Mirrored:
+    """Symmetric products by halves, which what uses them reads. Tiles of a GPU are rectangles."""
+    mirrored = symmetric.Mirrored(program) if options.is_on_gpu else symmetric.mirror(program)
+    if not mirrored.notes:
+        return mirrored
+    return replace(mirrored, program=rewrites.inline(mirrored.program, kept=kept))
 
 
 def _in_few_bits(program: ir.Program, options: Options) -> narrowed.Narrowed:
