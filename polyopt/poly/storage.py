@@ -28,8 +28,8 @@ _IN, _OUT = isl.dim_type.in_, isl.dim_type.out
 
 _LOG = logging.getLogger(__name__)
 
-FOLD_OPERATIONS = 100_000
-"""What isl may do to show that the planes of one array suffice."""
+FOLD_OPERATIONS = 600_000
+"""What isl may do to show that the planes of one array suffice: a twentieth of a second."""
 
 SIDE_OPERATIONS = 50_000
 """What isl may do to find how many elements of a dimension one iteration touches."""
