@@ -35,7 +35,7 @@ from polyopt.loops import split as loops_split
 from polyopt.loops.ir import LoopProgram
 from polyopt.options import Options
 from polyopt.picks import Question
-from polyopt.poly import cycles, dependence, extract, legality, ranges, storage
+from polyopt.poly import cycles, dependence, extract, legality, ranges, skewed, storage
 from polyopt.poly import tree as trees
 from polyopt.poly.dependence import Dependences
 from polyopt.poly.legality import Proof
@@ -385,7 +385,7 @@ class Lowering:
             self.options.target,
             self._copies.panels.tiles,
             self._copies.groups,
-            self.options.layouts,
+            {**self.options.layouts, **skewed.layouts(self.scop, fused)},
         )
 
     def _prove(self, decided: Mapped, dependences: Dependences) -> Proof:

@@ -23,6 +23,7 @@ from polyopt.fusion import (
     ends,
     factors,
     filters,
+    fronts,
     joined,
     lift,
     margins,
@@ -92,8 +93,24 @@ def rewrite(program: ir.Program, options: Options) -> Rewritten:
     side = _turned(unfolded.program, options)
     together = _joined(side.program, options)
     ended = _ended(together.program, options)
-    own = privatized.privatize(ended.program, options.target, reorder=not options.is_strict)
-    parts = (mirrored, few_bits, stepped, chained, whole, same, across, wide, unfolded, side, together, ended, own)
+    fronted = _fronted(ended.program, options)
+    own = privatized.privatize(fronted.program, options.target, reorder=not options.is_strict)
+    parts = (
+        mirrored,
+        few_bits,
+        stepped,
+        chained,
+        whole,
+        same,
+        across,
+        wide,
+        unfolded,
+        side,
+        together,
+        ended,
+        fronted,
+        own,
+    )
     notes = (*map(str, short), *(note for part in parts for note in part.notes))
     return _in_one_pass(own.program, options, notes) or _in_parts(own, options, notes)
 
@@ -190,6 +207,11 @@ def _ended(program: ir.Program, options: Options) -> ends.Ended:
     if options.is_on_gpu or options.is_strict:
         return ends.Ended(program)
     return ends.take_apart(program, options.target)
+
+
+def _fronted(program: ir.Program, options: Options) -> fronts.Fronted:
+    """Results of wavefronts from temporaries. Threads of a GPU read and write apart as well as side by side."""
+    return fronts.Fronted(program) if options.is_on_gpu else fronts.copy_out(program)
 
 
 def _in_one_pass(plain: ir.Program, options: Options, notes: tuple[str, ...]) -> Rewritten | None:

@@ -282,8 +282,12 @@ def _arguments(
 def _buffer(array: Array, storage: Storage, space: str) -> Buffer:
     shape = tuple(affine_expr(extent) for extent in storage.extent)
     last = storage.extent[-1] if storage.extent else Affine(0)
-    aligned = len(shape) <= 1 or (last.is_constant and last.constant * array.dtype.itemsize % 64 == 0)
-    return Buffer(array.name, array.dtype, shape, space, None, aligned, padded=array.padded)  # type: ignore[arg-type]  # a space's name
+    size = array.dtype.itemsize
+    aligned = len(shape) <= 1 or (last.is_constant and last.constant * size % 64 == 0)
+    strides = None
+    if storage.strides is not None:
+        aligned, strides = False, tuple(integer(step * size) for step in storage.strides)
+    return Buffer(array.name, array.dtype, shape, space, strides, aligned, padded=array.padded)  # type: ignore[arg-type]  # a space's name
 
 
 @dataclass(slots=True)
@@ -420,7 +424,8 @@ class _Scanner:
         size = prod(extent.constant for extent in storage.extent) * array.dtype.itemsize
         frame = next((name for name in storage.scope if self.loops[name].kind == "parallel"), "")
         taken = self.on_stack.get(frame, self.taken)
-        small = is_known and size <= self.local_bytes and taken + size <= self.stack_bytes
+        fits = is_known and size <= self.local_bytes and taken + size <= self.stack_bytes
+        small = fits and storage.strides is None  # arrays on the stack have rows
         self.on_stack[frame] = taken + size if small else taken
         return _buffer(array, storage, "local" if small else "workspace")
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import islpy as isl
 
 from polyopt.classes import dataclass
 from polyopt.dsl.affine import Affine, AxisRef, axis, constant
+from polyopt.poly import skewed
 from polyopt.poly.dependence import Dependence, Dependences
 from polyopt.poly.distance import DistanceTester
 from polyopt.poly.lifetimes import overwritten, raced, relations
@@ -43,6 +45,7 @@ class Storage:
     offset:  per dimension, the first element held, affine in the scope's loop names (as axes)
     extent:  per dimension, elements held
     modulo:  per dimension, the folding modulus; None where elements are not folded
+    strides: elements from one to the next along each dimension; None for rows one after the other
     """
 
     array: str
@@ -50,6 +53,7 @@ class Storage:
     offset: tuple[Affine, ...]
     extent: tuple[Affine, ...]
     modulo: tuple[int | None, ...]
+    strides: tuple[int, ...] | None = None
 
     @property
     def is_folded(self) -> bool:
@@ -58,7 +62,8 @@ class Storage:
     def __str__(self) -> str:
         where = f"private to an iteration of {self.scope[-1]}" if self.scope else "whole call"
         shape = ", ".join(f"{e}" if m is None else f"{m} planes" for e, m in zip(self.extent, self.modulo, strict=True))
-        return f"{self.array}[{shape}]: {where}"
+        order = "" if self.strides is None else ", one antidiagonal after the other"
+        return f"{self.array}[{shape}]: {where}{order}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,13 @@ class _Planner:
     order: Order
 
     def storage(self, array: Array, tree: Tree) -> Storage:
+        found = self.shrunk(array, tree)
+        if found.is_folded:
+            return found
+        return replace(found, strides=skewed.strides(array.name, found.extent, self.scop, tree))
+
+    def shrunk(self, array: Array, tree: Tree) -> Storage:
+        """What has to be held of an array."""
         users = [statement.name for statement in self.scop.users(array.name)]
         if not users:
             return whole(array)

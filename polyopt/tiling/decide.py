@@ -48,6 +48,9 @@ LINES = 8
 """Cache lines of a row of a strip (Zen 4, one thread, blur of 2048 x 2048: 2.4 ms with four, 1.8 with eight, 2.1 with
 16)."""
 
+SLANTED = 64
+"""Lanes of a strip that reads an array along antidiagonals: as many cache lines as are near, one in a page each."""
+
 MOST_BLOCK = 4096
 """Columns of a block of sums: short enough to stay near."""
 
@@ -397,6 +400,10 @@ class _Planner:
         if crossing is not None:
             return self.transposed(chain, crossing, vector, heavy)
         order = tuple(name for name in names if name != vector.name)
+        if self.is_slanted(chain, vector, heavy):
+            points = picks.choose(f"slanted strip of {vector.name}", SLANTED, lambda: (SLANTED, SLANTED // 4, STRIP))
+            reason = f"the next row reads the same cache lines: strips of {points} keep them"
+            return NestPlan(names, (vector.name, *order), ((vector.name, points),), None, vector.name, reason)
         others = 1
         for loop in chain:
             if loop is not vector:
@@ -420,6 +427,20 @@ class _Planner:
                 if along and across and is_transposed(self.steps, self.roles.statements[name], along, across):
                     return loop
         return None
+
+    def is_slanted(self, chain: Sequence[Loop], vector: Loop, heavy: Sequence[str]) -> bool:
+        """Whether lanes read far apart what their neighbours in the next row read beside it: antidiagonals."""
+        if len(chain) < 2 or self.extent(vector, heavy) < 2 * SLANTED:
+            return False
+        rows = chain[-1] if chain[-1] is not vector else chain[-2]
+        for name in heavy:
+            axes = axis_of(rows.row(name)), axis_of(vector.row(name))
+            for read in (access.read for access in self.roles.statements[name].reads):
+                steps = [self.steps.along(read.tensor, read.subscripts, axis) for axis in axes if axis is not None]
+                down, along = steps if len(steps) == len(axes) else (None, None)
+                if down is not None and along is not None and abs(along) > SLANTED and abs(down - along) == 1:
+                    return True
+        return False
 
     def transposed(self, chain: Sequence[Loop], rows: Loop, vector: Loop, heavy: Sequence[str]) -> NestPlan:
         """Square tiles of one vector each way: read along one axis, turned in registers, written along the other."""
