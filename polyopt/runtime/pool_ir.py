@@ -4,6 +4,7 @@ State, all in globals of one loaded copy; the first four lines share a cache lin
     @generation  counts regions; workers watch it, and sleep on it
     @body, @context, @chunks   the region; written only while @remaining is 0, read only after a claim
     @floats      the caller's floating-point mode, so that a result does not depend on who computes it; likewise
+    @core        the core that the caller was on when the region began
     @remaining   chunks of the region at hand that nobody has claimed; a claim is one decrement
     @taken       of each thread's stretch of chunks, how many are taken, or more; a line of the cache for each
     @unfinished  chunks of the region that have not ended, or whose thread has not said so yet; the caller waits for 0
@@ -15,6 +16,10 @@ State, all in globals of one loaded copy; the first four lines share a cache lin
 
 A worker that finds nothing to do watches for a while: from asleep it takes tens of microseconds to be at work, longer
 than many a region. Between looks it offers its core to others, so that watching costs nobody anything but power.
+
+Where the caller and a worker share a core, they take turns there for tens of milliseconds, until the kernel finds
+another one idle, and a region takes longer than on one thread; a worker that wakes up there does not even begin. So a
+worker keeps off the last caller's core while it sleeps, and leaves the core of one that it finds there.
 
 The chunks are cut into a stretch of neighbours for each thread, which takes those of its own first and then those that
 others have left. So the next region finds a thread's part of an array in its core's cache, and threads write to one
@@ -107,7 +112,7 @@ def pool_ir(architecture: str, patience: Patience) -> str:
 
 
 _POOL = Template("""\
-%region = type { i32, i32, ptr, ptr, i64, i64 }
+%region = type { i32, i32, ptr, ptr, i64, i64, i32 }
 %line   = type { i64, [56 x i8] }
 @region     = internal global %region zeroinitializer, align 64
 @generation = internal alias i32, ptr @region
@@ -115,6 +120,7 @@ _POOL = Template("""\
 @context    = internal alias ptr, getelementptr (%region, ptr @region, i64 0, i32 3)
 @chunks     = internal alias i64, getelementptr (%region, ptr @region, i64 0, i32 4)
 @floats     = internal alias i64, getelementptr (%region, ptr @region, i64 0, i32 5)
+@core       = internal alias i32, getelementptr (%region, ptr @region, i64 0, i32 6)
 @remaining  = internal global i64 0, align 64
 @unfinished = internal global i64 0, align 64
 @asleep     = internal global i32 0, align 64
@@ -127,6 +133,9 @@ _POOL = Template("""\
 $declarations
 declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()
+declare i32 @sched_getcpu()
+declare i32 @sched_getaffinity(i32, i64, ptr)
+declare i32 @sched_setaffinity(i32, i64, ptr)
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(i64)
 declare i32 @pthread_sigmask(i32, ptr, ptr)
@@ -199,10 +208,57 @@ leave:
   ret void
 }
 
+; Keeps the calling thread off a core, if it may use others. What it may use goes to %own, and without the core to
+; %others. Fails with one core, with more than 1024, and where the system does not allow it.
+define internal i1 @keep_off(i32 %core, ptr %own, ptr %others) #0 {
+entry:
+  %unknown = call i32 @sched_getaffinity(i32 0, i64 128, ptr %own)
+  %known = icmp eq i32 %unknown, 0
+  %small = icmp ult i32 %core, 1024
+  %can = and i1 %known, %small
+  br i1 %can, label %choose, label %fail
+choose:
+  call void @llvm.memcpy.p0.p0.i64(ptr %others, ptr %own, i64 128, i1 false)
+  %word = lshr i32 %core, 6
+  %place = getelementptr i64, ptr %others, i32 %word
+  %bits = load i64, ptr %place
+  %low = and i32 %core, 63
+  %shift = zext i32 %low to i64
+  %bit = shl i64 1, %shift
+  %all_but = xor i64 %bit, -1
+  %rest = and i64 %bits, %all_but
+  store i64 %rest, ptr %place
+  %refused = call i32 @sched_setaffinity(i32 0, i64 128, ptr %others)
+  %moved = icmp eq i32 %refused, 0
+  ret i1 %moved
+fail:
+  ret i1 false
+}
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+
+; Lets a thread that was kept off a core use it again, unless somebody has said meanwhile which ones it may use.
+define internal void @let_back(ptr %own, ptr %others) #0 {
+entry:
+  %now = alloca [16 x i64], align 16
+  %unknown = call i32 @sched_getaffinity(i32 0, i64 128, ptr %now)
+  %differ = call i32 @memcmp(ptr %now, ptr %others, i64 128)
+  %changed = or i32 %unknown, %differ
+  %same = icmp eq i32 %changed, 0
+  br i1 %same, label %free, label %done
+free:
+  %refused = call i32 @sched_setaffinity(i32 0, i64 128, ptr %own)
+  br label %done
+done:
+  ret void
+}
+declare i32 @memcmp(ptr, ptr, i64)
+
 ; A worker's life: work, watch for a new region for a while, sleep.
 ; Its argument holds the epoch in the high half and the slot in the low one.
 define internal ptr @worker(ptr %argument) #0 {
 entry:
+  %own = alloca [16 x i64], align 16
+  %others = alloca [16 x i64], align 16
   %packed = ptrtoint ptr %argument to i64
   %slot = and i64 %packed, 4294967295
   %born64 = lshr i64 %packed, 32
@@ -212,7 +268,18 @@ awake:
   %seen = load atomic i32, ptr @generation seq_cst, align 4
   %epoch = load atomic i32, ptr @epoch seq_cst, align 4
   %go_on = icmp eq i32 %epoch, %born
-  br i1 %go_on, label %work, label %end
+  br i1 %go_on, label %look, label %end
+look:
+  %here = call i32 @sched_getcpu()
+  %callers = load atomic i32, ptr @core monotonic, align 4
+  %together = icmp eq i32 %here, %callers
+  br i1 %together, label %part, label %work
+part:
+  %parted = call i1 @keep_off(i32 %here, ptr %own, ptr %others)
+  br i1 %parted, label %back, label %work
+back:
+  call void @let_back(ptr %own, ptr %others)
+  br label %work
 work:
   call void @work(i64 %slot)
   br label %watch
@@ -237,9 +304,14 @@ give_way:
   %yielded = call i32 @sched_yield()
   br label %watch
 sleep:
+  %core = load atomic i32, ptr @core monotonic, align 4
+  %kept = call i1 @keep_off(i32 %core, ptr %own, ptr %others)
   %up = atomicrmw add ptr @asleep, i32 1 seq_cst
   %woken = call i64 (i64, ...) @syscall(i64 $futex, ptr @generation, i32 $wait, i32 %seen, ptr null, ptr null, i32 0)
   %down = atomicrmw sub ptr @asleep, i32 1 seq_cst
+  br i1 %kept, label %rise, label %awake
+rise:
+  call void @let_back(ptr %own, ptr %others)
   br label %awake
 end:
   ret ptr null
@@ -325,6 +397,8 @@ publish:
   store ptr %context, ptr @context
   store i64 %chunks, ptr @chunks
   $save_floats
+  %here = call i32 @sched_getcpu()
+  store atomic i32 %here, ptr @core monotonic, align 4
   %limit = load i64, ptr @threads
   br label %clear
 clear:

@@ -193,6 +193,57 @@ def test_the_pool_is_valid_ir_for_each_architecture(architecture: str) -> None:
     binding.parse_assembly(pool_ir.pool_ir(architecture, pool_ir.Patience(1, 1, 1))).verify()
 
 
+def workers_of(used: pool.Pool, count: Counting) -> list[int]:
+    """The threads that a first region starts."""
+    tasks = Path("/proc/self/task")
+    before = {path.name for path in tasks.iterdir()}
+    count(used, 64)
+    return [int(path.name) for path in tasks.iterdir() if path.name not in before]
+
+
+def asleep(tids: list[int]) -> list[set[int]]:
+    """The cores that threads may use once they sleep."""
+    deadline = time.monotonic() + 20
+    while not all("S (sleeping)" in Path(f"/proc/self/task/{tid}/status").read_text() for tid in tids):
+        assert time.monotonic() < deadline, "idle workers sleep"
+        time.sleep(0.01)
+    return [os.sched_getaffinity(tid) for tid in tids]
+
+
+def test_workers_sleep_off_the_callers_core_and_may_use_it_again_when_they_wake(count: Counting) -> None:
+    """On the caller's core they would begin when the caller has done everything."""
+    usable, pools = os.sched_getaffinity(0), pool.Pools()
+    pools.set_num_threads(3)
+    tids = workers_of(pools.current(), count)
+    assert len(tids) == 2
+    try:
+        for cores in asleep(tids):
+            assert cores < usable and len(cores) == len(usable) - 1 if len(usable) > 1 else cores == usable
+        seen: list[set[int]] = []
+        deadline = time.monotonic() + 20
+        while usable not in seen and time.monotonic() < deadline:
+            count(pools.current(), 1000)
+            seen += [os.sched_getaffinity(tid) for tid in tids]
+        assert usable in seen
+    finally:
+        pools.current().stop()
+
+
+def test_cores_that_somebody_chose_for_a_sleeping_worker_stay_chosen(count: Counting) -> None:
+    pools = pool.Pools()
+    pools.set_num_threads(2)
+    (tid,) = workers_of(pools.current(), count)
+    try:
+        (cores,) = asleep([tid])
+        chosen = (os.sched_getaffinity(0) - cores) or cores
+        os.sched_setaffinity(tid, chosen)
+        for _ in range(100):
+            count(pools.current(), 1000)
+        assert os.sched_getaffinity(tid) == chosen
+    finally:
+        pools.current().stop()
+
+
 def test_idle_workers_watch_for_a_while_and_then_sleep(count: Counting) -> None:
     pools = pool.Pools()
     pools.set_num_threads(3)
