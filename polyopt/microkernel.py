@@ -43,6 +43,9 @@ taken its line's place in the first one (measured on Zen 4, of 14 rows that star
 START = 8.0
 """Cycles to begin and end a tile's sum, besides those for each accumulator: a branch that is not foreseen."""
 
+FOLD = 6.0
+"""Cycles to add up the lanes of a vector."""
+
 MOST_ROWS, MOST_VECTORS = 14, 4
 
 GATHER = 8.0
@@ -124,6 +127,19 @@ def cycles(
             loads = wide + sum(o.loads(rows, vectors) for o in operands if not o.by_lane) / target.passes
             term = max(rows * vectors / 2, LOADING * loads / 2, LATENCY) + LOOP + far * wide + crowded
             total += row_tiles * column_tiles * (depth * term + rows * vectors + START)
+    return total
+
+
+def sum_cycles(down: tuple[int, int], across: tuple[int, int], vectors: int) -> float:
+    """Cycles for tiles of sums with lanes along the sum: each is an accumulator whose lanes are added up at its end.
+
+    down, across: rows of either operand, and those of a tile; vectors: of each sum
+    """
+    total = 0.0
+    for tiles, height in _pieces(*down):
+        for others, width in _pieces(*across):
+            term = max(height * width / 2, LOADING * (height + width) / 2, LATENCY) + LOOP
+            total += tiles * others * (vectors * term + height * width * FOLD + START)
     return total
 
 

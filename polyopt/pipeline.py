@@ -196,7 +196,7 @@ class Lowering:
                 return Copies(windows, pack.PackPlan(), attached)
             may_pair = not (self.options.is_strict or self.no_pairs)
             products = dots.decide(scop, dependences, self.options.target, floats=may_pair)
-            panels = pack.decide(scop, dependences, self.options.target, products.panels)
+            panels = pack.decide(scop, dependences, self.options.target, products.panels, self.options.layouts)
             panels = pack.PackPlan() if self.one_version and panels.few is not None else panels
             if panels.packings and not picks.choose("pack operands", True, lambda: (True, False)):
                 panels, products = pack.PackPlan(), dots.DotPlan()

@@ -14,7 +14,7 @@ without it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import field, replace
 from math import prod
 
@@ -36,6 +36,9 @@ WHOLE = 64
 
 LEAST_PARTS, MOST_PARTS = 4, 16
 """Partial sums: work for some threads, and little to add up."""
+
+LEAST_TILES, TILE = 20, 24
+"""Tiles of sums with lanes along the sum, and sums of a tile, that share out work as parts would."""
 
 LEAST_REUSE = 8
 """Times that each element of an operand is used: below that a sum is as fast as its operands come from memory."""
@@ -101,6 +104,7 @@ def _partial(program: ir.Program, equation: ir.Equation, target: Target) -> Part
         and all(prod(size[n] for n in free - axes) >= LEAST_REUSE for axes in known)
         and 2 * read_bytes > target.l2_bytes
         and 4 * most * results <= target.l2_bytes
+        and not _runs_together(reads, longest.name, size, free, target)
     )
     best = most if worth else 1
     counts = [best, *(n for n in (1, 2, 4, 8, 16) if n != best and n <= size[longest.name])]
@@ -112,6 +116,18 @@ def _partial(program: ir.Program, equation: ir.Equation, target: Target) -> Part
     reason = f"few results to share among threads, and {read_bytes} bytes of operands, more than stay near a core"
     reason = reason if worth else "a pick asks for them"
     return PartialSum(equation.name, longest.name, -(-size[longest.name] // terms), terms, reason)
+
+
+def _runs_together(
+    reads: Sequence[ir.Read], along: str, size: Mapping[str, int], free: Set[str], target: Target
+) -> bool:
+    """Whether tiles of the sums run together with lanes along them (`tiling.beside`), enough for threads, over rows of
+    which the shorter operand's stay in the second cache."""
+    known = [_axes(read) for read in reads]
+    if any(read.subscripts[-1:] != (axis(along),) for read in reads):
+        return False
+    shorter = min(prod(size[n] for n in axes) * read.dtype.itemsize for read, axes in zip(reads, known, strict=True))
+    return prod(size[n] for n in free) >= LEAST_TILES * TILE and 2 * shorter <= target.l2_bytes
 
 
 def apply(program: ir.Program, plan: Sequence[PartialSum]) -> ir.Program:

@@ -9,22 +9,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyopt.loops.affine import as_affine
-from polyopt.loops.ir import Alloc, Block, For, If, LoopProgram, Stmt, Store, substitute_in, uses
+from polyopt.loops.ir import Alloc, Block, Expr, For, If, LoopProgram, Stmt, Store, substitute_in, uses
 from polyopt.loops.scan import affine_expr
 from polyopt.loops.split import decide
 
-MOST = 8
-"""Rows that are written out."""
+MOST = 32
+"""Rows that are written out, of one loop or of one inside another: no register file holds more sums."""
 
 
 def rows_inside(lanes: For) -> For | None:
-    """The loop over rows that is all there is in a loop whose iterations add to the same elements, one for each row."""
-    rows = lanes.body
-    if not isinstance(rows, For) or rows.kind != "unrolled" or rows.step != 1 or not isinstance(rows.body, Store):
+    """The loop over rows, or the outer one of two, that is all there is in a loop whose iterations add to the same
+    elements, one for each row."""
+    body: Stmt = lanes.body
+    bounds: list[Expr] = []
+    while isinstance(body, For) and body.kind == "unrolled" and body.step == 1:
+        bounds += (body.lower, body.upper)
+        body = body.body
+    if not bounds or not isinstance(body, Store) or not isinstance(lanes.body, For):
         return None
-    store, var = rows.body, lanes.var
-    is_moved = any(uses(expr, var) for expr in (rows.lower, rows.upper, *store.indices))
-    return None if store.reducer is None or store.checks or is_moved else rows
+    is_moved = any(uses(expr, lanes.var) for expr in (*bounds, *body.indices))
+    return None if body.reducer is None or body.checks or is_moved else lanes.body
 
 
 def write_out(program: LoopProgram) -> LoopProgram:
@@ -50,9 +54,18 @@ def _visit(statement: Stmt) -> Stmt:
 
 def _stores(rows: For) -> tuple[Stmt, ...]:
     """The sum of each row, if it is known that there are few."""
-    first, last = as_affine(rows.lower), as_affine(rows.upper)
+    written = _written_out(rows)
+    return tuple(decide(store, {}) for store in written) if len(written) <= MOST else ()
+
+
+def _written_out(statement: Stmt) -> tuple[Store, ...]:
+    """The store inside loops over rows, once for each; nothing where their number is not known."""
+    if isinstance(statement, Store):
+        return (statement,)
+    assert isinstance(statement, For), "rows are loops around one store"
+    first, last = as_affine(statement.lower), as_affine(statement.upper)
     if first is None or last is None or not (last - first).is_constant or (last - first).constant > MOST:
         return ()
     numbers = range((last - first).constant)
-    written = (substitute_in(rows.body, {rows.var: affine_expr(first + number)}) for number in numbers)
-    return tuple(decide(store, {}) for store in written if isinstance(store, Store))
+    bodies = (substitute_in(statement.body, {statement.var: affine_expr(first + number)}) for number in numbers)
+    return tuple(store for body in bodies for store in _written_out(body))

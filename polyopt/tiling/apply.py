@@ -81,7 +81,8 @@ def _apply_nest(tree: Loop, nest: NestPlan, nests: Mapping[str, NestPlan], names
     points = [name for name, _ in nest.tiles if name not in (nest.rows, nest.vector)]
     inner = [*points, *(name for name in (nest.rows, nest.vector) if name is not None)]
     for name in reversed(inner):
-        kind: LoopKind = "vector" if name == nest.vector else "unrolled" if name == nest.rows else "serial"
+        is_held = name == nest.rows or (nest.rows is not None and nest.vector is None)
+        kind: LoopKind = "vector" if name == nest.vector else "unrolled" if is_held else "serial"
         body = _sink(replace(_point_loop(chain[name], nest), kind=kind), body, into_lanes=nest.vector is None)
     for name in reversed(nest.order):
         size = nest.tile(name)
@@ -152,7 +153,7 @@ def _in_tiles(child: Tree, chain: Mapping[str, Loop], nest: NestPlan, names: Map
     body = child
     for name in reversed(held):
         body = _sink(replace(chain[name], kind=kinds[name]), body)
-    for name in reversed(held):
+    for name in held if nest.panels_first else reversed(held):
         size = nest.tile(name)
         assert size is not None, "the tiles that pass by have a size"
         around = replace(chain[name], kind="serial", rows=_restricted(chain[name], statements(child)))

@@ -7,10 +7,10 @@ side are as many streams. A recurrence waits for its last value before it goes o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from polyopt import picks
 from polyopt.classes import dataclass
-from polyopt.dsl.affine import Affine
-from polyopt.dtypes import f32, f64
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Statement
 from polyopt.poly.tree import Loop, Tree, children_of, loops
@@ -19,6 +19,7 @@ from polyopt.tiling.contraction import lanes_of
 from polyopt.tiling.cost import axis_of
 from polyopt.tiling.extents import Extents
 from polyopt.tiling.steps import Steps
+from polyopt.tiling.sums import Lengthwise, SumTile
 
 ROWS = 4
 """Side by side (Zen 4, 4096 x 4096 from memory: 5.4 ms one after the other and two at a time, 4.3 four)."""
@@ -41,21 +42,41 @@ class Beside:
     extents: Extents
     target: Target
 
+    def tile(self, chain: Sequence[Loop], body: Tree) -> tuple[Loop, Loop, SumTile] | None:
+        """The tile of sums that run together, and the loops that it goes down and across."""
+        total = self.total(body)
+        while total is not None and isinstance(total.body, Loop) and total.body.reduction:
+            total = total.body  # lanes are along the innermost axis of the sum
+        if total is None or any(loops(total.body)):
+            return None
+        statement, along = self.roles.statements[total.statements[0]], axis_of(total.row(total.statements[0]))
+        loop_of = {axis: loop for loop in chain if (axis := axis_of(loop.row(statement.name))) is not None}
+        tile = self.lengthwise.tile(statement, tuple(loop_of), along) if along is not None else None
+        return None if tile is None else (loop_of[tile.down], loop_of[tile.across], tile)
+
     def rows(self, rows: Loop, body: Tree) -> int:
         """How many iterations of a loop run together whose body is one sum and at most what begins or follows it."""
-        inside = [child for child in children_of(body) if isinstance(child, Loop)]
-        if len(inside) != 1 or not inside[0].reduction or any(loops(inside[0].body)):
+        total = self.total(body)
+        if total is None or any(loops(total.body)):
             return 1
-        (total,) = inside
-        if len(total.statements) != 1:
+        statement, along = self.roles.statements[total.statements[0]], axis_of(total.row(total.statements[0]))
+        down = axis_of(rows.row(statement.name))
+        if along is None or down is None or not self.has_many(statement, down, along):
             return 1
-        statement = self.roles.statements[total.statements[0]]
-        down, along = axis_of(rows.row(statement.name)), axis_of(total.row(statement.name))
-        if down is None or along is None or not self.has_many(statement, down, along):
-            return 1
-        if not self.is_plain(statement, down, along) or self.row_bytes(statement, down, along) <= self.target.l1_bytes:
+        is_plain = self.lengthwise.is_plain(statement, down, along)
+        if not is_plain or self.row_bytes(statement, down, along) <= self.target.l1_bytes:
             return 1
         return picks.choose(f"rows of {statement.name} side by side", ROWS, lambda: (ROWS, 1))
+
+    @property
+    def lengthwise(self) -> Lengthwise:
+        return Lengthwise(self.roles, self.steps, self.extents, self.target)
+
+    def total(self, body: Tree) -> Loop | None:
+        """The loop of the one sum inside a body that holds at most what begins or follows it besides."""
+        inside = [child for child in children_of(body) if isinstance(child, Loop)]
+        is_one = len(inside) == 1 and inside[0].reduction and len(inside[0].statements) == 1
+        return inside[0] if is_one else None
 
     def in_step(self, rows: Loop, body: Tree) -> int:
         """How many iterations of a loop go through the recurrence inside together, step by step: all there is inside
@@ -82,20 +103,6 @@ class Beside:
             return False
         least = LEAST_RUN * lanes_of(statement, self.roles, self.target)
         return count is not None and run is not None and count >= 2 * ROWS and run >= least
-
-    def is_plain(self, statement: Statement, down: str, along: str) -> bool:
-        """Whether the rows add to elements of their own, and lanes find operands side by side or in one place."""
-        arrays = {statement.array, *(access.read.tensor for access in statement.reads)}
-        if statement.reducer is None or statement.reducer.name == "custom":
-            return False
-        if not all(self.roles.arrays[array].dtype in (f32, f64) for array in arrays):
-            return False  # narrow ones have instructions that add groups of them
-        for access in statement.reads:
-            read = access.read
-            is_affine = read.boundary is None and all(isinstance(s, Affine) for s in read.subscripts)
-            if not is_affine or self.steps.along(read.tensor, read.subscripts, along) not in (0, 1):
-                return False
-        return self.steps.along(statement.array, statement.subscripts, down) not in (0, None)
 
     def row_bytes(self, statement: Statement, down: str, along: str) -> int:
         """Bytes of all rows of the operands that have another one for each result."""

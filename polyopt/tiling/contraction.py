@@ -39,6 +39,19 @@ on AVX-512: 16 and 64 are slower)."""
 LEAST_BLOCK = 512
 """Columns of a block of sums that stays near while rows pass by: long enough to read an operand in runs."""
 
+PANELS_PASS = 64
+"""The same rows where a block of sums stays in the second cache, not in the first: panels of so many rows stay near
+while all sums of their columns take them in (measured on AVX-512: 32 are slower, and 128 where rows start pages)."""
+
+ROWS = 8
+"""Of a register tile, about, that read a line of the operand from the second cache together."""
+
+SUM = 3.75
+"""Cycles to take up a vector of sums that lies in the second cache, and to put it back (measured on AVX-512)."""
+
+COPY = 12.0
+"""Cycles to copy a cache line to where it lies densely. Of one that comes from memory a half is the wait for it."""
+
 EDGE = 0.003
 """Share of its speed that a tile must gain for the code of tiles at an edge, which is compiled too."""
 
@@ -97,8 +110,10 @@ def choose(
         ]
         once, again = far_rows(statement, roles, extents, target, (axis, lanes), packed)
         returns = 1 if axis is None else -(-extents.axis(statement.name, axis) // max(height, 1))
-        if axis is not None and returns == 1 and read_in_runs(statement, roles, extents, target, (axis, lanes), packed):
-            once = again = 0.0
+        is_alone = axis is not None and returns == 1
+        passing = rows_passing(statement, roles, extents, target, (axis, lanes), packed) if axis and is_alone else 0
+        if passing:
+            once, again = (once + again if passing == PANELS_PASS else 0.0), 0.0
             operands = [
                 replace(operand, pitch=0) for operand in operands
             ]  # what is broadcast waits for what streams by
@@ -156,28 +171,35 @@ def far_rows(
     return rows[False], rows[True]
 
 
-def read_in_runs(
+def rows_passing(
     statement: Statement,
     roles: Roles,
     extents: Extents,
     target: Target,
     tile: tuple[str, str],
     packed: Sequence[int] = (),
-) -> bool:
-    """Whether all tiles of a block of columns had better pass by a few rows of an operand before the next rows come.
+) -> int:
+    """How many rows of an operand all tiles of a block of columns had better pass by before the next rows come; 0 where
+    each tile had better sum all of them.
 
-    So where the rows are long and come from behind the second cache, each once, and sums of so many rows of the result
-    stay in the first cache.
+    The former where the rows are long and come from behind the second cache, each once, and sums of so many rows of
+    the result stay in the first cache; or in the second, if taking them up again costs less than a copy of the operand.
     tile: the axes of its rows and lanes
     """
     rows, lanes = tile
     depth = math.prod(extents.axis(statement.name, name) for name in roles.by_statement[statement.name].reduced)
-    sum_bytes = extents.axis(statement.name, rows) * roles.arrays[statement.array].dtype.itemsize
-    if depth < 4 * TILES_PASS or extents.axis(statement.name, lanes) <= LEAST_BLOCK:
-        return False
-    if sum_bytes * LEAST_BLOCK > target.l1_bytes or not streams(statement, extents, lanes, held=rows):
-        return False
-    return sum(far_rows(statement, roles, extents, target, tile, packed)) > 0
+    down = extents.axis(statement.name, rows)
+    sum_bytes = down * LEAST_BLOCK * roles.arrays[statement.array].dtype.itemsize
+    if extents.axis(statement.name, lanes) <= LEAST_BLOCK or not streams(statement, extents, lanes, held=rows):
+        return 0
+    if not sum(far_rows(statement, roles, extents, target, tile, packed)) > 0:
+        return 0
+    if sum_bytes <= target.l1_bytes:
+        return TILES_PASS if depth >= 4 * TILES_PASS else 0
+    vectors = target.line_bytes * 8 / target.vector_bits  # of sums, for each line of the operand
+    cycles = down * (SUM * vectors / PANELS_PASS + 2 * microkernel.FAR / ROWS)  # a vector may lie in two lines
+    fits = 4 * sum_bytes <= target.l2_bytes and depth >= 4 * PANELS_PASS
+    return PANELS_PASS if fits and cycles < COPY / 2 else 0
 
 
 def streams(

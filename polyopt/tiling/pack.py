@@ -11,10 +11,11 @@ case. Sources: [GotoBLAS08], [BLIS15].
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from math import gcd, prod
+from types import MappingProxyType
 
 import islpy as isl
 
@@ -30,16 +31,23 @@ from polyopt.poly.scop import Scop, Statement
 from polyopt.poly.space import condition_from_set
 from polyopt.target import Target
 from polyopt.tiling import produced
-from polyopt.tiling.contraction import RegisterTile, choose, is_contiguous, lanes_of, rows_along
+from polyopt.tiling.contraction import (
+    COPY,
+    RegisterTile,
+    choose,
+    is_contiguous,
+    lanes_of,
+    rows_along,
+    rows_passing,
+)
 from polyopt.tiling.cost import moves
 from polyopt.tiling.evenness import evenness
 from polyopt.tiling.extents import ASSUMED, Extents
+from polyopt.tiling.steps import Steps
+from polyopt.tiling.sums import Lengthwise
 
 LEAST_REUSE = 32
 """Times that an element must be read for its copy to pay."""
-
-COPY = 12.0
-"""Cycles to copy a cache line to where it lies densely."""
 
 CROWDED, PAGED = 0.5, 4.0
 """Cycles that a cache line takes longer each time that a tile reads it where its rows fall into few sets of the first
@@ -144,10 +152,17 @@ class PackPlan:
 # --- deciding -------------------------------------------------------------------------------------------------
 
 
-def decide(scop: Scop, dependences: Dependences, target: Target, known: PackPlan | None = None) -> PackPlan:
+def decide(
+    scop: Scop,
+    dependences: Dependences,
+    target: Target,
+    known: PackPlan | None = None,
+    layouts: Mapping[str, tuple[int, ...] | None] = MappingProxyType({}),
+) -> PackPlan:
     """The operands worth packing. With symbolic sizes, those that are worth it for the same ones as the first.
 
-    known: contractions whose operands are packed already
+    known:   contractions whose operands are packed already
+    layouts: byte strides of arguments that are not C-contiguous
     """
     known = known or PackPlan()
     roles, extents = Roles.of(scop), Extents(scop)
@@ -157,7 +172,7 @@ def decide(scop: Scop, dependences: Dependences, target: Target, known: PackPlan
     for statement in scop.statements:
         is_open = statement.name not in dependences.recurrent and statement.name not in tiles
         if roles.by_statement[statement.name].contraction and is_open:
-            chooser = Chooser(statement, roles, extents, target)
+            chooser = Chooser(statement, roles, extents, target, layouts)
             tile = chooser.tile()
             found = []
             for packing in chooser.packings(tile) if tile is not None else ():
@@ -167,9 +182,11 @@ def decide(scop: Scop, dependences: Dependences, target: Target, known: PackPlan
                 few = own if few is None else few
                 if own is None or (few is not None and own.is_subset(few)):
                     found.append(packing if own is None else _where(scop.context.subtract(own), packing, scop))
-            if tile is not None and found:
+            if tile is not None and found and not chooser.passes_by(tile, found):
                 packings.extend(found)
                 tiles[statement.name] = tile
+            elif not scop.sizes:
+                packings.extend(chooser.straightened())
     return PackPlan(tuple(packings), tiles, few)
 
 
@@ -193,6 +210,7 @@ class Chooser:
     roles: Roles
     extents: Extents
     target: Target
+    layouts: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
 
     def tile(self) -> RegisterTile | None:
         """The best register tile whose lanes lie where the result's elements are neighbours."""
@@ -235,6 +253,26 @@ class Chooser:
             blocked |= packing.block > 0
             yield replace(packing, dtype=_converted_to(self.update, access.read))
 
+    def passes_by(self, tile: RegisterTile, packings: Sequence[Packing]) -> bool:
+        """Whether blocks of sums had better pass by the one operand whose panels would be copied because its rows lie
+        far apart."""
+        if len(packings) != 1 or tile.rows is None:
+            return False
+        (packing,) = packings
+        read = self.update.reads[packing.read].read
+        lies_in_rows = packing.axis == tile.lanes and is_contiguous(read.subscripts, tile.lanes)
+        is_even = (
+            self.row_bytes(read) % (self.target.line_bytes // 2) == 0
+        )  # most vectors lie in one line, or none does
+        if not lies_in_rows or not is_even or not self.is_given(read) or packing.dtype is not None:
+            return False
+        rows = rows_passing(self.update, self.roles, self.extents, self.target, (tile.rows, tile.lanes))
+        return picks.agreed(f"blocks of sums of {self.update.name} pass by", rows > 0) if rows else False
+
+    def is_given(self, read: ir.Read) -> bool:
+        """Whether an operand is a caller's, and C-contiguous."""
+        return self.roles.arrays[read.tensor].role == "input" and self.layouts.get(read.tensor) is None
+
     def computed(self, tile: RegisterTile, number: int, length: int) -> Packing:
         """Blocks of an operand that is computed as they are needed."""
         read = self.update.reads[number].read
@@ -247,6 +285,24 @@ class Chooser:
         return Packing(
             self.update.name, number, tile.lanes, block, block, read.tensor, panel_bytes, reason, is_computed=True
         )
+
+    def straightened(self) -> Iterator[Packing]:
+        """Copies of the shorter operand of sums with lanes along the sum, where the second cache holds it: its rows
+        begin at cache lines there, while a caller's need not, and a vector that lies in two of them is loaded twice."""
+        shape = self.roles.by_statement[self.update.name]
+        summed = [name for name in shape.reduced if self.extents.axis(self.update.name, name) > 1]
+        sums = Lengthwise(self.roles, Steps(self.roles.arrays, self.layouts), self.extents, self.target)
+        tile = sums.tile(self.update, shape.free, summed[0]) if len(summed) == 1 else None
+        if tile is None:
+            return
+        for number, read in enumerate(access.read for access in self.update.reads):
+            is_rows = _axes(read) == {tile.down, summed[0]} and read.subscripts[-1] == axis(summed[0])
+            if not is_rows or not self.is_given(read) or not self.is_reused(read):
+                continue
+            size = self.panel_bytes(read, self.extents.axis(self.update.name, tile.down))
+            is_near = 2 * size <= self.target.l1_bytes
+            if not is_near and self.row_bytes(read) % self.target.line_bytes == 0:
+                yield Packing(self.update.name, number, "", 0, 0, read.tensor, 0, "its rows begin at cache lines there")
 
     def converted(self, number: int) -> Packing | None:
         """A copy of an operand that is converted each time it is read."""

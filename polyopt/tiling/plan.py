@@ -12,13 +12,15 @@ class NestPlan:
     chain:          names of the loops, outermost first, before tiling
     order:          the chain's loops as they will run, outermost first; a tiled one stands for its tile loop
     tiles:          points per tile of each tiled loop; its point loop moves innermost
-    rows:           the loop whose points are unrolled into a register tile; None without one
+    rows:           the loop whose points are unrolled into a register tile; None without one. The points of all tiled
+                    loops are, where none of the chain becomes lanes
     vector:         the loop whose points become lanes; None where no loop may or should
     kept_bytes:     what one tile touches, in bytes; 0 where unknown
     block:          points of the vector loop whose tiles pass by before a reduction goes on; 0: one tile at a time
     group:          the loop whose points one instruction takes at once, and how many; it is tiled, and stands innermost
     is_apart:       the points of a register row stand a tile apart, so that each is a stream of its own
     passes:         with a block: the innermost reduction loops inside, and how many iterations each does meanwhile
+    panels_first:   with passes: all rows pass by a tile's columns before the next columns come
     reason:         one sentence
     """
 
@@ -31,6 +33,7 @@ class NestPlan:
     kept_bytes: int = 0
     block: int = 0
     passes: tuple[tuple[str, int], ...] = ()
+    panels_first: bool = False
     group: tuple[str, int] | None = None
     is_apart: bool = False
 

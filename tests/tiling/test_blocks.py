@@ -124,6 +124,17 @@ def test_tiles_of_few_rows_pass_by_long_rows_from_behind_the_second_cache() -> N
     assert "blocks of" in str(nest) and "rows are read in runs" in str(nest)
 
 
+def test_more_rows_pass_by_panels_of_a_block_in_the_second_cache() -> None:
+    (nest,) = nests(product, AVX512, M=40, N=3072, K=768)
+    assert nest.panels_first and nest.passes == (("k", 64),) and 512 <= nest.block < 560
+    (narrow,) = nests(product, AVX512, M=40, N=768, K=3072)
+    assert narrow.panels_first and 192 <= narrow.block < 240  # four blocks for threads
+    lowering = product.lower(target=AVX512, M=40, N=3072, K=768)
+    assert "packed" not in str(lowering.fusion)
+    order = [line.split()[1] for line in str(lowering.loops).splitlines() if "for" in line and "_tile in" in line]
+    assert order[-3:] == ["k_tile", "j_tile", "i_tile"]
+
+
 def test_stretches_of_terms_leave_rows_whole() -> None:
     """Threads share the stretches, so blocks need not be shared out too."""
     nest, _ = nests(product, AVX512, M=12, N=1024, K=1024)
@@ -136,7 +147,9 @@ def test_stretches_of_terms_leave_rows_whole() -> None:
         {"M": 6, "N": 256, "K": 1024},  # near enough
         {"M": 6, "N": 256, "K": 4096},  # rows are no longer than what is read ahead
         {"M": 6, "N": 8192, "K": 64},  # few rows to pass by
-        {"M": 30, "N": 1024, "K": 1024},  # sums of so many rows are not near
+        {"M": 50, "N": 1024, "K": 1024},  # taking up sums of so many rows costs what a copy does
+        {"M": 30, "N": 1024, "K": 200},  # too few rows to pass by
+        {"M": 40, "N": 1025, "K": 1024},  # rows begin anywhere, and are copied
     ],
 )
 def test_other_products_stay_in_registers(sizes: dict[str, int]) -> None:
@@ -153,6 +166,19 @@ def test_products_in_blocks_are_those_of_the_reference(
     for name in ("avx2", "avx512", "generic"):
         operator.lower(target=near(name), M=m, N=n, K=k).verify()
     assert any(nest.block and nest.rows for nest in nests(operator, near("avx512"), M=m, N=n, K=k))
+
+
+@pytest.mark.parametrize("numerics", ["default", "strict"])
+@pytest.mark.parametrize("operator", [product, dense])
+def test_products_that_pass_by_panels_are_those_of_the_reference(
+    polyopt_check: Any, numerics: Any, operator: po.Op
+) -> None:
+    sizes = {"M": 41, "N": 2056, "K": 523}
+    checked = po.op(numerics=numerics)(operator.__wrapped__)
+    polyopt_check(checked, **sizes)
+    lowering = checked.lower(target=AVX512, **sizes)
+    lowering.verify()
+    assert any(nest.panels_first for nest in lowering.tiling.nests) and not lowering.fallback
 
 
 def test_an_epilogue_and_batches_of_products_in_blocks(polyopt_check: Any) -> None:
