@@ -97,9 +97,10 @@ class Worth:
 
     def next_is_a_tile(self, producer: Group, consumer: Group, remaining: Remaining) -> bool:
         """Whether the loop to be shared goes over tiles, which leaves the points inside to the register tile."""
-        following = {next(iter(remaining[name]), "") for name in (*producer.statements, *consumer.statements)}
+        names = (*producer.statements, *consumer.statements)
+        following = {next(iter(remaining[name]), "") for name in names}
         tiled = any(self.tiles.get(name) for name in consumer.statements)
-        return tiled and len(following) == 1 and all(following & set(self.tiles.get(n, following)) for n in remaining)
+        return tiled and len(following) == 1 and all(following & set(self.tiles.get(n, following)) for n in names)
 
     def runs_batches_next(self, group: Group, remaining: Remaining) -> bool:
         """Whether the group's next loop goes over several results that operands are computed for in turn: tiles of

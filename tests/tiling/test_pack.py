@@ -95,6 +95,21 @@ def test_an_epilogue_shares_the_blocks_of_its_contraction() -> None:
     assert {rows[0][0] for rows in found.rows.values()} == {"j_tile"}
 
 
+def test_blocks_of_columns_are_copied_as_they_are_needed_where_rows_are_copied_ahead() -> None:
+    """The rows' copy, which has no blocks, kept the columns' copy from the loop over blocks."""
+
+    @po.op
+    def turned(x: f32[K, M], y: f32[K, N]):
+        z = po.tensor("z")
+        z[i, j] += x[k, i] * y[k, j]
+        return z
+
+    lowering = turned.lower(M=512, N=512, K=512, target=MACHINE)
+    assert "y_packed -> z_update: fused: share the loop over j_tile" in str(lowering.fusion)
+    x, y = (np.random.default_rng(n).integers(-4, 5, (520, 530)).astype(np.float32) for n in range(2))
+    np.testing.assert_array_equal(turned(x, y), x.T @ y)
+
+
 def test_a_panel_that_fits_its_sets_of_the_cache_is_read_where_it_lies() -> None:
     assert planned(linear_relu, M=40, N=130, K=20).packings
     assert planned(linear_relu, MACHINE, M=40, N=130, K=20) == PackPlan()
