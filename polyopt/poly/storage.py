@@ -30,6 +30,9 @@ _IN, _OUT = isl.dim_type.in_, isl.dim_type.out
 
 _LOG = logging.getLogger(__name__)
 
+WIDEST = 1 << 16
+"""Elements that one iteration touches of a dimension whose extent sizes decide."""
+
 FOLD_OPERATIONS = 600_000
 """What isl may do to show that the planes of one array suffice: a twentieth of a second."""
 
@@ -136,9 +139,10 @@ class _Planner:
         if not array.shape:
             return Storage(array.name, tuple(loop.name for loop in scope), (), (), ())
         touched = self.touched(array, users, scope)
+        found = [self.side(subscript_relation(touched, d), scope) for d in range(len(array.shape))]
         sides = [
-            self.side(subscript_relation(touched, d), scope) or (constant(0), extent)
-            for d, extent in enumerate(array.shape)
+            (constant(0), extent) if side is None or not _is_narrower(side[1], extent) else side
+            for side, extent in zip(found, array.shape, strict=True)
         ]
         offset, extent = zip(*sides, strict=True)
         return Storage(array.name, tuple(loop.name for loop in scope), offset, extent, (None,) * len(array.shape))
@@ -251,6 +255,12 @@ class _Planner:
         deltas = dependence.relation.apply_domain(source).apply_range(target).deltas()
         largest = deltas.dim_max_val(0)
         return int(largest.to_python()) if largest.is_int() else None
+
+
+def _is_narrower(side: Affine, extent: Affine) -> bool:
+    """Whether a number of elements says more than an extent that sizes decide: what no size may exceed, 2**31 for one
+    that is counted in 32 bits, says nothing of what an iteration touches."""
+    return extent.is_constant or side.constant <= WIDEST
 
 
 def _unknown(shape: Sequence[Affine]) -> int:

@@ -375,3 +375,19 @@ def test_a_box_that_takes_long_to_find_costs_no_other_plan() -> None:
     lowering = branches.lower()
     assert not lowering.settled.fallback
     assert buffer_of(lowering, "y_min").extent == (size("N"),)
+
+
+def test_what_a_size_may_not_exceed_is_no_extent() -> None:
+    """A size that a value is divided by fits 32 bits. The copies of a block held so many rows: 2 TB, a MemoryError."""
+    depth = po.size("K")
+
+    @po.op(dynamic=True)
+    def mean_product(x: f64[M, depth], y: f64[depth, N]):
+        z = po.tensor("z")
+        z[i, j] = po.sum(x[i, k] * y[k, j], k) / (depth - 1)
+        return z
+
+    found = buffer_of(mean_product.lower(target=preset("avx512")), "y_packed")
+    assert found.scope and found.extent[1] == size("K")
+    x, y = np.ones((40, 50)), np.ones((50, 400))
+    np.testing.assert_array_equal(mean_product(x, y), np.full((40, 400), 50 / 49))
