@@ -16,7 +16,8 @@ from dataclasses import field, replace
 
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis, condition_affines
+from polyopt.dsl.affine import Affine, Atom, AxisRef, axes_of, axis, condition_affines, substitute
+from polyopt.fusion.axes import length
 from polyopt.fusion.short_sums import FEWEST_LANES
 from polyopt.names import unused
 
@@ -38,6 +39,32 @@ def join(program: ir.Program, *, strided: Collection[str], reorder: bool) -> Joi
     strided: the arguments whose elements do not follow one another
     reorder: whether the terms of a sum may be added in another order
     """
+    moved = replace(program, equations=tuple(map(_without_points, program.equations)))
+    found = _joined(moved, strided, reorder=reorder) if moved != program else None
+    return found if found is not None and found.notes else _joined(program, strided, reorder=reorder)
+
+
+def _without_points(equation: ir.Equation) -> ir.Equation:
+    """The equation whose reads have the one value of an axis of the results in its place, where it is a part of a
+    subscript: `x[p + r]`, the window of a filter of one tap, walks its array as `x[p]` does."""
+    places = {a.name: a.lower[0] for a in equation.axes if length(a) == 1 and len(a.lower) == 1}
+
+    def place(atom: Atom) -> Affine | None:
+        return places.get(atom.name) if isinstance(atom, AxisRef) else None
+
+    def moved(subscript: ir.Subscript) -> ir.Subscript:
+        if not isinstance(subscript, Affine) or len(axes_of(subscript)) < 2:
+            return subscript
+        return substitute(subscript, place)
+
+    def change(expr: ir.Expr) -> ir.Expr:
+        expr = ir.rebuild(expr, change)
+        return replace(expr, subscripts=tuple(map(moved, expr.subscripts))) if isinstance(expr, ir.Read) else expr
+
+    return replace(equation, value=change(equation.value)) if places else equation
+
+
+def _joined(program: ir.Program, strided: Collection[str], *, reorder: bool) -> Joined:
     notes: list[str] = []
     refused: set[tuple[str, str, str]] = set()
     while True:

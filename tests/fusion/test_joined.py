@@ -240,3 +240,24 @@ def test_a_read_past_the_edge_of_one_dimension_keeps_both(boundary: str) -> None
     if boundary == "pad":
         wanted[6:], wanted[:, 5:] = 0, 0
     np.testing.assert_array_equal(z, wanted.T)
+
+
+def test_positions_under_a_filter_of_one_tap_are_one_axis_too() -> None:
+    """The gradient of a 1 x 1 filter, written for any: `x[..., h + r, w + s]` with one r and one s."""
+    R, S = po.sizes("R S")
+    s = po.index("s")
+
+    def of_any(x: f32[N, C, L, M], d: f32[N, F, H, W], like: f32[R, S]):
+        g = po.tensor("g", shape=(F, C, R, S))
+        g[f, c, r, s] += x[n, c, h + r, w + s] * d[n, f, h, w]
+        return g
+
+    op = po.op(of_any)
+    assert "h_w" in str(op.lower(N=3, C=9, F=20, H=6, W=7, L=6, M=7, R=1, S=1).loops)
+    assert "h_w" not in str(op.lower(N=3, C=9, F=20, H=6, W=7, L=8, M=9, R=3, S=3).loops)
+    for taps in (1, 3):
+        x = np.random.default_rng(1).integers(-4, 5, (3, 9, 5 + taps, 6 + taps)).astype(np.float32)
+        d = np.random.default_rng(2).integers(-4, 5, (3, 20, 6, 7)).astype(np.float32)
+        windows = np.lib.stride_tricks.sliding_window_view(x, (6, 7), (2, 3))
+        wanted = np.einsum("ncrshw,nfhw->fcrs", windows, d)
+        np.testing.assert_array_equal(op(x, d, np.zeros((taps, taps), np.float32)), wanted)
