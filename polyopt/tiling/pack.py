@@ -56,6 +56,9 @@ cache, and where each row starts a page (measured on AVX-512 with 48 KiB and 2 M
 BLOCK_COLUMNS = (64, 80, 96, 112, 128)
 """Columns of a block, about: enough to reuse a row of the other operand that often from the first cache."""
 
+FEW_PASSES = 2
+"""Tiles side by side that read rows from the second cache where they lie, as fast as copies of them are made."""
+
 LEAST_BLOCKS = 4
 """Blocks of columns that repay a copy inside their loop: as many pieces of work at least for the threads."""
 
@@ -255,8 +258,8 @@ class Chooser:
 
     def passes_by(self, tile: RegisterTile, packings: Sequence[Packing]) -> bool:
         """Whether blocks of sums had better pass by the one operand whose panels would be copied because its rows lie
-        far apart."""
-        if len(packings) != 1 or tile.rows is None:
+        far apart. Static sizes only."""
+        if len(packings) != 1 or tile.rows is None or self.extents.scop.sizes:
             return False
         (packing,) = packings
         read = self.update.reads[packing.read].read
@@ -387,6 +390,9 @@ class Chooser:
         if any(moves(s, tile.lanes) for s in read.subscripts) or not inner:
             return None
         if moves(read.subscripts[-1], inner[-1]) or self.depth(read) < LEAST_REUSE:
+            return None
+        passes = -(-self.extents.axis(self.update.name, tile.lanes) // tile.columns)
+        if passes <= FEW_PASSES and 2 * self.depth(read) * self.row_bytes(read) <= self.target.l2_bytes:
             return None
         reason = f"the sum over {inner[-1]} would take a new line of the cache for each of its terms"
         panel_bytes = self.panel_bytes(read, tile.height)

@@ -152,7 +152,9 @@ def test_a_block_of_deep_panels_fills_no_more_than_half_the_second_cache() -> No
 
 
 @pytest.mark.parametrize("turned", ["x", "y", "both"])
-def test_transposed_operands_are_turned_while_they_are_packed(turned: str) -> None:
+def test_transposed_operands_are_turned_while_they_are_packed(turned: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "FEW_PASSES", 0)
+
     @po.op
     def product(x: f32[M, K], y: f32[K, N]):
         z = po.tensor("z")
@@ -171,6 +173,22 @@ def test_transposed_operands_are_turned_while_they_are_packed(turned: str) -> No
     (result,) = running.run(lowering.loops, {"x": x, "y": y}).values()
     np.testing.assert_array_equal(result, wanted)
     np.testing.assert_array_equal(product(x, y), wanted)
+
+
+def test_rows_that_few_tiles_read_are_not_copied_where_the_second_cache_holds_them() -> None:
+    @po.op
+    def gradient(x: f32[K, M], d: f32[K, N]):
+        """Of the weights of a layer."""
+        g = po.tensor("g")
+        g[i, j] += x[k, i] * d[k, j]
+        return g
+
+    target = preset("avx512")
+    assert "packed" not in str(gradient.lower(M=64, N=64, K=8192, target=target).fusion)  # in parts of 512 terms
+    assert "x packed" in str(gradient.lower(M=64, N=96, K=8192, target=target).fusion)
+    assert "x packed" in str(gradient.lower(M=512, N=64, K=1024, target=target).fusion)
+    x, d = (np.random.default_rng(n).integers(-4, 5, (700, 60)).astype(np.float32) for n in range(2))
+    np.testing.assert_array_equal(gradient(x, d), x.T @ d)
 
 
 @po.op
