@@ -45,8 +45,8 @@ def join(program: ir.Program, *, strided: Collection[str], reorder: bool) -> Joi
 
 
 def _without_points(equation: ir.Equation) -> ir.Equation:
-    """The equation whose reads have the one value of an axis of the results in its place, where it is a part of a
-    subscript: `x[p + r]`, the window of a filter of one tap, walks its array as `x[p]` does."""
+    """The sum whose reads have the one value of an axis of the results in its place, where it is a part of a subscript:
+    `x[p + r]`, the window of a filter of one tap, walks its array as `x[p]` does. Copies of windows stay apart."""
     places = {a.name: a.lower[0] for a in equation.axes if length(a) == 1 and len(a.lower) == 1}
 
     def place(atom: Atom) -> Affine | None:
@@ -61,7 +61,7 @@ def _without_points(equation: ir.Equation) -> ir.Equation:
         expr = ir.rebuild(expr, change)
         return replace(expr, subscripts=tuple(map(moved, expr.subscripts))) if isinstance(expr, ir.Read) else expr
 
-    return replace(equation, value=change(equation.value)) if places else equation
+    return replace(equation, value=change(equation.value)) if places and equation.is_reduction else equation
 
 
 def _joined(program: ir.Program, strided: Collection[str], *, reorder: bool) -> Joined:

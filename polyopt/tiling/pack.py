@@ -264,9 +264,7 @@ class Chooser:
         (packing,) = packings
         read = self.update.reads[packing.read].read
         lies_in_rows = packing.axis == tile.lanes and is_contiguous(read.subscripts, tile.lanes)
-        is_even = (
-            self.row_bytes(read) % (self.target.line_bytes // 2) == 0
-        )  # most vectors lie in one line, or none does
+        is_even = self.row_bytes(read) % (self.target.line_bytes // 2) == 0  # vectors lie in one line, or half of them
         if not lies_in_rows or not is_even or not self.is_given(read) or packing.dtype is not None:
             return False
         rows = rows_passing(self.update, self.roles, self.extents, self.target, (tile.rows, tile.lanes))

@@ -1,4 +1,4 @@
-"""Tiles of sums that run together with lanes along the sum: `y[i, j] += x[i, k] * w[j, k]` of a few rows `x`.
+"""Tiles of sums that run together with lanes along the sum: `y[i, j] += x[i, k] * w[j, k]` with few rows `x`.
 
 Both operands lie along the sum. With many rows, copies of `w` that lie along `j` pay; with few they do not. Lanes along
 `k` then hold partial results of one sum each, and some rows of `x` meet some of `w`, as in any register tile: each
