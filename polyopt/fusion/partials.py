@@ -121,7 +121,7 @@ def _partial(program: ir.Program, equation: ir.Equation, target: Target) -> Part
 def _runs_together(
     reads: Sequence[ir.Read], along: str, size: Mapping[str, int], free: Set[str], target: Target
 ) -> bool:
-    """Whether tiles of the sums run together with lanes along them (`tiling.beside`), enough for threads, over rows of
+    """Whether tiles of the sums run together with lanes along them (`tiling.sums`), enough for threads, over rows of
     which the shorter operand's stay in the second cache."""
     known = [_axes(read) for read in reads]
     if any(read.subscripts[-1:] != (axis(along),) for read in reads):

@@ -57,7 +57,7 @@ BLOCK_COLUMNS = (64, 80, 96, 112, 128)
 """Columns of a block, about: enough to reuse a row of the other operand that often from the first cache."""
 
 FEW_PASSES = 2
-"""Tiles side by side that read rows from the second cache where they lie, as fast as copies of them are made."""
+"""Tiles side by side that read rows from the second cache where they lie sooner than copies of them are made."""
 
 LEAST_BLOCKS = 4
 """Blocks of columns that repay a copy inside their loop: as many pieces of work at least for the threads."""
