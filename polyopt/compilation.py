@@ -24,6 +24,7 @@ from polyopt.errors import (
     ScheduleError,
     ShapeError,
 )
+from polyopt.opening import open_compiler
 from polyopt.options import Options
 from polyopt.problem import Picks, Problem
 from polyopt.progress import Progress
@@ -103,6 +104,7 @@ class _Compiler:
         """Makes the stages, or gives those that somebody is looking at: then a compile need not plan them again."""
 
         def make() -> Lowering:
+            open_compiler()
             from polyopt import pipeline
 
             found = self._lowerings.get(problem.key(picks)) if self._lowerings else None
@@ -142,6 +144,7 @@ class _Compiler:
 
     def resolve(self, program: Program) -> Program:
         def find() -> Program:
+            open_compiler()
             from polyopt import pipeline
 
             return pipeline.resolve(program)
@@ -371,6 +374,7 @@ def _gpu_from_disk(key: str, driver: Driver) -> CudaKernel | None:
 
 
 def _gpu_compile(problem: Problem, key: str, driver: Driver) -> CudaKernel:
+    open_compiler()
     from polyopt import gpu_pipeline, pipeline
     from polyopt.runtime.cuda.calls import CudaKernel
     from polyopt.runtime.cuda.program import Program as GpuProgram
@@ -408,6 +412,7 @@ def _from_disk(key: str) -> Kernel | None:
 
 
 def _compile(problem: Problem, key: str, make_lowering: Callable[[], Lowering]) -> Kernel:
+    open_compiler()
     from polyopt import pipeline
 
     started = time.perf_counter()
