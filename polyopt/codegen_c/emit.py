@@ -16,7 +16,7 @@ from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.codegen_c import abi, screening, workspace
 from polyopt.codegen_c.expressions import Context, Expressions
-from polyopt.codegen_c.flatten import cost_of, stored_buffers, trip_of
+from polyopt.codegen_c.flatten import stored_buffers, trip_of
 from polyopt.codegen_c.lanes import LanePlanner
 from polyopt.codegen_c.llvm_text import Function, Module, Value
 from polyopt.codegen_c.memory import Place
@@ -145,7 +145,7 @@ class _Kernel:
         self.screened = [buffer for buffer in program.arguments if buffer.name in names]
         buffers = (*program.arguments, *program.workspace, *allocated, *screening.buffers(self.screened))
         self.lanes = LanePlanner(module.vector_bits, {buffer.name: buffer.dtype for buffer in buffers}, plain)
-        self.called = _called(program)
+        self.called = _called(program, self.lanes)
         self.nests: dict[Hashable, str] = {}
         self.shared_offsets, self.shared_bytes = workspace.offsets(program.workspace, program.body, self.called)
         self.private_bytes = workspace.private_bytes(program.body)
@@ -173,15 +173,15 @@ class _Kernel:
         return self.module.text(self.math.declarations(), self.math.helpers() + report)
 
 
-def _called(program: LoopProgram) -> dict[int, tuple[For, Form]]:
+def _called(program: LoopProgram, lanes: LanePlanner) -> dict[int, tuple[For, Form]]:
     """By identity, the nests that are functions of their own: those that the program repeats, or all of a long one."""
     passing = {buffer.name for buffer in program.arguments if buffer.passes}
     nests = [] if program.screened else forms(program)
     if len(nests) < 2:
         return {}
-    is_long = sum(cost_of(nest) for nest, _ in nests) > MOST_IN_ONE
+    is_long = sum(lanes.cost(nest) for nest, _ in nests) > MOST_IN_ONE
     again = repeated(nests)
-    worth = [(nest, form) for nest, form in (nests if is_long else again) if cost_of(nest) >= LEAST_CALLED]
+    worth = [(nest, form) for nest, form in (nests if is_long else again) if lanes.cost(nest) >= LEAST_CALLED]
     choices = {"worth a call": worth, "repeated": again, "all": nests, "none": []}
     chosen = choices[picks.choose("nests that are functions", "worth a call", lambda: choices)]
     return {id(nest): (nest, form) for nest, form in chosen if passing.isdisjoint(form.buffers)}

@@ -44,7 +44,7 @@ from polyopt.codegen_c.values import (
 from polyopt.codegen_c.waiting import Waiting
 from polyopt.dsl.ir import Cast, Const, Op, Reducer, Var
 from polyopt.dtypes import DType, bf16, f16, i64
-from polyopt.loops.ir import Check, Expr, For, Load, Store, uses, walk_expr
+from polyopt.loops.ir import Check, Expr, For, Load, Store, parts_of, uses
 from polyopt.poly.magnitudes import MOST_EXPRESSION, MOST_INDEX
 
 Key = tuple[Linear, ...]
@@ -119,7 +119,7 @@ class Context:
 
 def mentioned(*exprs: Expr) -> set[str]:
     """The variables in expressions."""
-    return {node.name for expr in exprs for node in walk_expr(expr) if isinstance(node, Var)}
+    return {node.name for expr in exprs for node in parts_of(expr) if isinstance(node, Var)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +337,7 @@ class Expressions:
         block = self._transposed(place, expr, address, guard, context)
         if block is not None:
             return block
-        is_data = any(isinstance(node, Load) for index in expr.indices for node in walk_expr(index))
+        is_data = any(isinstance(node, Load) for index in expr.indices for node in parts_of(index))
         is_vector = address.scattered is None and address.offset.lane_factor == place.itemsize
         may_read_on = is_vector and place.buffer.dtype.is_float and self.may_read_on(place, context)
         mask = None if may_read_on else context.mask
@@ -410,7 +410,8 @@ class Expressions:
         return None if slots is None else slots[self.key(indices, context)]
 
     def key(self, indices: tuple[Expr, ...], context: Context) -> Key:
-        forms = tuple(self.index(index, context.unclamped) for index in indices)
+        unclamped = context.unclamped
+        forms = tuple(self.index(index, unclamped) for index in indices)
         assert all(isinstance(form, Linear) for form in forms), "a promoted subscript is linear"
         return forms  # type: ignore[return-value]  # asserted
 

@@ -6,7 +6,7 @@ subscripts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from polyopt.classes import dataclass
@@ -31,6 +31,7 @@ from polyopt.loops.ir import (
     substatements,
     uses,
 )
+from polyopt.loops.once import Once
 
 MOST_COPIES = 32
 MOST_CODE = 2048
@@ -88,13 +89,13 @@ def _parts(x: Expressions, expr: Expr, combine: str, context: Context) -> list[L
             return [x.uniform(expr, context)]
 
 
-def can_be_flat(loop: For, trip: Trip, lanes: int, most_code: int = MOST_CODE) -> bool:
-    """Whether a loop that is wanted flat has few enough iterations to be written out."""
+def can_be_flat(loop: For, trip: Trip, lanes: int, cost: int, most_code: int = MOST_CODE) -> bool:
+    """Whether a loop that is wanted flat has few enough iterations to be written out, whose bodies have this cost."""
     if trip.bound is None or loop.kind not in ("unrolled", "vector"):
         return False
     copies = -(-trip.bound // lanes)
     scattered = trip.bound * SCATTERED * _narrow_scatters(loop) if lanes > 1 else 0
-    return copies <= MOST_COPIES and copies * cost_of(loop.body) + scattered <= most_code
+    return copies <= MOST_COPIES and copies * cost + scattered <= most_code
 
 
 def _narrow_scatters(loop: For) -> int:
@@ -180,20 +181,28 @@ def stored_buffers(statement: Stmt) -> frozenset[str]:
     return frozenset(store.buffer for store in stores_of(statement))
 
 
-def cost_of(statement: Stmt) -> int:
-    """Roughly the instructions that a statement becomes."""
-    match statement:
-        case Store(value=value):
-            return 1 + _expr_cost(value, {})
-        case For(kind="unrolled" | "vector" as kind, body=body):
-            count = visible_count(statement)
-            copies = 1 if count is None or count > 64 else count if kind == "unrolled" else -(-count // 8)
-            return copies * cost_of(body)
-        case _:
-            return isinstance(statement, If) * 2 + sum(cost_of(inner) for inner in substatements(statement))
+def cost_of(statement: Stmt, known: Once[Stmt, int] | None = None) -> int:
+    """Roughly the instructions that a statement becomes.
+
+    known: the costs of what has been asked for before
+    """
+    costs = Once[Stmt, int]() if known is None else known
+
+    def find(statement: Stmt) -> int:
+        match statement:
+            case Store(value=value):
+                return 1 + _expr_cost(value, {})
+            case For(kind="unrolled" | "vector" as kind, body=body):
+                count = visible_count(statement)
+                copies = 1 if count is None or count > 64 else count if kind == "unrolled" else -(-count // 8)
+                return copies * cost_of(body, costs)
+            case _:
+                return isinstance(statement, If) * 2 + sum(cost_of(inner, costs) for inner in substatements(statement))
+
+    return costs(statement, find)
 
 
-def stretches(block: Block, calls: Collection[int]) -> Iterator[Block]:
+def stretches(block: Block, calls: Collection[int], cost: Callable[[Stmt], int] = cost_of) -> Iterator[Block]:
     """The statements of a block, in stretches between which registers keep nothing: a loop that is called, or too much
     code to be written out, is one by itself.
 
@@ -201,7 +210,7 @@ def stretches(block: Block, calls: Collection[int]) -> Iterator[Block]:
     """
     stretch: list[Stmt] = []
     for inner in block.body:
-        is_long = isinstance(inner, For) and inner.kind != "serial" and cost_of(inner) > MOST_PLAIN_CODE
+        is_long = isinstance(inner, For) and inner.kind != "serial" and cost(inner) > MOST_PLAIN_CODE
         if is_long or id(inner) in calls:
             yield Block(tuple(stretch))
             yield Block((inner,))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from polyopt.classes import dataclass
-from polyopt.codegen_c.flatten import visible_count
+from polyopt.codegen_c.flatten import cost_of, visible_count
 from polyopt.dots import Dot, between
 from polyopt.dsl.ir import Cast, Op, Var
 from polyopt.dtypes import DType, bf16, f16, i32, i64
 from polyopt.loops.affine import as_affine
 from polyopt.loops.ir import Alloc, Expr, For, If, Load, Stmt, Store, parts_of, stores_of, uses, walk, walk_expr
+from polyopt.loops.once import Once
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,16 @@ class LanePlanner:
         self._vector_bits = vector_bits
         self._dtypes = dtypes
         self._dots = dots
+        self._plans: Once[For, Lanewise] = Once()
+        self._costs: Once[Stmt, int] = Once()
+
+    def cost(self, statement: Stmt) -> int:
+        return cost_of(statement, self._costs)
 
     def plan(self, loop: For) -> Lanewise:
+        return self._plans(loop, self._plan)
+
+    def _plan(self, loop: For) -> Lanewise:
         if not _has_even_bounds(loop) or any(_is_big_allocation(inner) for inner in walk(loop.body)):
             return _ONE_BY_ONE
         reductions = _reductions(loop)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from polyopt.classes import dataclass
 from polyopt.codegen_c import conversions, memory
-from polyopt.codegen_c.expressions import Context, Expressions, Flat, Key, Slot
+from polyopt.codegen_c.expressions import Context, Expressions, Flat, Key, Slot, mentioned
 from polyopt.codegen_c.flatten import (
     Trip,
     can_be_flat,
@@ -26,8 +26,8 @@ from polyopt.codegen_c.lanes import LanePlanner
 from polyopt.codegen_c.llvm_text import Value, vector_type
 from polyopt.codegen_c.memory import Place
 from polyopt.codegen_c.values import Linear, conjunction, int64, intrinsic, linear, register_scalar, scalar_of
-from polyopt.dsl.ir import Var
 from polyopt.loops.ir import Alloc, Block, Expr, For, If, Load, Stmt, Store, buffers_used, parts_of
+from polyopt.loops.once import Once
 
 MOST_SLOTS = 64
 
@@ -156,7 +156,8 @@ class Planner:
         touched: set[Key] = set()
         for access in accesses:
             assert access.context is not None, "checked above"
-            indices = [self._x.index(index, access.context.unclamped) for index in access.indices]
+            unclamped = access.context.unclamped
+            indices = [self._x.index(index, unclamped) for index in access.indices]
             key: Key = tuple(index for index in indices if isinstance(index, Linear))
             if len(key) < len(indices):
                 return None
@@ -306,6 +307,8 @@ class _Walker:
         self._calls = calls
         self._local: set[str] = set()
         self._stored = stored_buffers(body)
+        self._loads: Once[Expr, list[Load]] = Once()
+        self._names: Once[Expr, set[str]] = Once()
         self._partial = partial
         self.edges: dict[str, tuple[Trip, ...]] = {}
         self.needed: dict[str, Trip] = {}
@@ -359,7 +362,7 @@ class _Walker:
             yield from (replace(access, context=None) for access in self._inside(loop, context))
             return
         trip = None if self._moves(loop.lower) or self._moves(loop.upper) else trip_of(self._x, loop, context)
-        if trip is not None and can_be_flat(loop, trip, self._width(loop, context)):
+        if trip is not None and can_be_flat(loop, trip, self._width(loop, context), self._lanes.cost(loop.body)):
             assert trip.bound is not None, "a loop that can be written out is bounded"
             if trip.count is None:
                 self._has_one_trip &= self._add_edge(loop.var, trip)
@@ -420,9 +423,16 @@ class _Walker:
         yield self._access(store, context, happens, certain)
 
     def _reads(self, expr: Expr, context: Context, happens: Value | None, certain: bool) -> Iterator[Access]:
-        for inner in parts_of(expr):
-            if isinstance(inner, Load) and inner.buffer in self._stored:
-                yield self._access(inner, context, happens, certain)
+        for load in self._loads_of(expr):
+            yield self._access(load, context, happens, certain)
+
+    def _loads_of(self, expr: Expr) -> list[Load]:
+        """Of what is stored while the loop runs."""
+
+        def find(expr: Expr) -> list[Load]:
+            return [inner for inner in parts_of(expr) if isinstance(inner, Load) and inner.buffer in self._stored]
+
+        return self._loads(expr, find)
 
     def _access(self, access: Load | Store, context: Context, happens: Value | None, certain: bool) -> Access:
         is_plain = not access.checks and (isinstance(access, Store) or access.mask is None)
@@ -432,8 +442,4 @@ class _Walker:
 
     def _moves(self, expr: Expr) -> bool:
         """Whether an expression may change while the loop runs."""
-        return any(
-            (isinstance(inner, Var) and inner.name in self._moving)
-            or (isinstance(inner, Load) and inner.buffer in self._stored)
-            for inner in parts_of(expr)
-        )
+        return bool(self._loads_of(expr)) or not self._moving.isdisjoint(self._names(expr, mentioned))

@@ -21,7 +21,6 @@ from polyopt.codegen_c.flatten import (
     MOST_PLAIN_CODE,
     Trip,
     can_be_flat,
-    cost_of,
     is_full,
     runs,
     stored_buffers,
@@ -129,7 +128,7 @@ class Statements:
 
     def _block(self, block: Block, context: Context) -> None:
         """The statements in turn; what each takes over from the one before stays in registers where it can."""
-        for run in stretches(block, self._calls):
+        for run in stretches(block, self._calls, self._lanes.cost):
             plan = self._planner.plan_block(run, context)
             held = context
             if plan.promoted:
@@ -322,7 +321,7 @@ class Statements:
             outer, self._partials = self._partials, opened
             if flat is not None:
                 self._flat_vectors(loop, trip, flat, lanes, copies, context)
-            elif can_be_flat(loop, trip, lanes, self._most_code(loop, context)):
+            elif self._can_be_flat(loop, trip, lanes, context):
                 self._full_or_not(loop, trip, lanes, copies, context)
             else:
                 self._vectors(loop, trip, lanes, copies, context)
@@ -340,8 +339,10 @@ class Statements:
         where it stays a loop. Loops side by side may have one name, and lengths of their own."""
         if trip.count is None:
             return context.flat.get(loop.var)
-        is_short = can_be_flat(loop, trip, lanes, self._most_code(loop, context))
-        return Flat(trip.count, partial=False) if is_short else None
+        return Flat(trip.count, partial=False) if self._can_be_flat(loop, trip, lanes, context) else None
+
+    def _can_be_flat(self, loop: For, trip: Trip, lanes: int, context: Context) -> bool:
+        return can_be_flat(loop, trip, lanes, self._lanes.cost(loop.body), self._most_code(loop, context))
 
     def _most_code(self, loop: For, context: Context) -> int:
         """The most instructions for which a loop is written out: it has to be where registers hold its values."""
@@ -365,7 +366,7 @@ class Statements:
 
     def _copies(self, loop: For, trip: Trip, lanes: int) -> int:
         """Vectors per iteration of the main loop."""
-        cost = cost_of(loop.body)
+        cost = self._lanes.cost(loop.body)
         sums = sum(store.reducer is not None for store in stores_of(loop.body))
         copies = (4 if cost <= 24 else 2 if cost <= 64 else 1) if sums else 4 if cost <= 16 else 2 if cost <= 32 else 1
         while copies > 1 and (

@@ -38,6 +38,7 @@ from polyopt.dots import Dot
 from polyopt.dsl.ir import Reducer
 from polyopt.loops.interned import interned
 from polyopt.loops.ir import Expr, Load, Store, walk_expr
+from polyopt.loops.once import Once
 
 
 def _zero(value: Value) -> Value:
@@ -85,6 +86,10 @@ class Stores:
     def __init__(self, x: Expressions) -> None:
         self._x = x
         self._f = x.f
+        self._values: Once[Expr, Expr] = Once()
+
+    def _value_of(self, store: Store) -> Expr:
+        return self._values(store.value, interned)
 
     @contextmanager
     def last(self) -> Iterator[None]:
@@ -104,10 +109,10 @@ class Stores:
             self._accumulate_groups(running, running.dot, store, context)
             return
         if running is not None:
-            self._accumulate(running, x.value(interned(store.value), context), context)
+            self._accumulate(running, x.value(self._value_of(store), context), context)
             return
         place = x.places[store.buffer]
-        value = x.value(interned(store.value), context)
+        value = x.value(self._value_of(store), context)
         slot = x.promoted(store.buffer, store.indices, context)
         if slot is not None:
             self._store_register(store, place, slot, value, context)
@@ -182,7 +187,7 @@ class Stores:
         place = x.places[store.buffer]
         on = lanes if contexts[0].mask is None else first_lanes(contexts[0].mask)
         assert on is not None, "the loop is written out, and how long it is known"
-        values = [splat(f, x.value(interned(store.value), context), lanes) for context in contexts]
+        values = [splat(f, x.value(self._value_of(store), context), lanes) for context in contexts]
         rows = [conversions.to_memory(f, value, place.buffer.dtype) for value in values]
         for first in range(0, len(rows), lanes):
             block = rows[first : first + lanes]
