@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import groupby
 
 from polyopt.classes import dataclass
@@ -49,6 +49,7 @@ def wrapped(value: int, bits: int) -> int:
     return (value + half) % (1 << bits) - half
 
 
+@lru_cache(maxsize=1024)
 def int64(value: int) -> Value:
     return constant(value, "i64")
 
@@ -106,8 +107,9 @@ def splat(f: Function, value: Value, lanes: int) -> Value:
 
 def aligned_lanes(f: Function, *values: Value) -> list[Value]:
     """The values with scalars splat to the width of the widest."""
-    lanes = max(value.lanes for value in values)
-    return [splat(f, value, lanes) for value in values]
+    widths = [value.lanes for value in values]
+    lanes = max(widths)
+    return [*values] if min(widths) == lanes else [splat(f, value, lanes) for value in values]
 
 
 def lane(f: Function, vector: Value, index: Value) -> Value:
@@ -246,11 +248,15 @@ class Linear:
         constant, lane_factor = wrapped(self.constant + other.constant, 64), self.lane_factor + other.lane_factor
         if not (self.terms and other.terms):
             return Linear(constant, self.terms or other.terms, lane_factor)
-        factors = dict(self.terms)
-        for value, factor in other.terms:
-            factors[value] = factors.get(value, 0) + factor
-        kept = [(value, factor) for value, factor in factors.items() if factor]
-        return Linear(constant, tuple(sorted(kept, key=_by_depth)), lane_factor)
+        found = {term[0].text: term for term in self.terms}  # one text, one value
+        for term in other.terms:
+            value, factor = term
+            known = found.get(value.text)
+            found[value.text] = term if known is None else (value, known[1] + factor)
+        kept = [term for term in found.values() if term[1]]
+        if len(found) > len(self.terms):
+            kept.sort(key=_by_depth)
+        return Linear(constant, tuple(kept), lane_factor)
 
     def __mul__(self, factor: int) -> Linear:
         if factor == 1:
