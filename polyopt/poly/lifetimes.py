@@ -22,13 +22,15 @@ def overwritten(
     modulo: per dimension, the modulus that elements are folded by; None for none
     """
     scop = order.scop
-    cell = _folding(array, modulo, scop)
+    folded = _folded(array, modulo, scop)
     for dependence in own:
         source, target = scop.statement(dependence.source), scop.statement(dependence.target)
         read = _union(relations(target, array))
         for other in scop.writers(array):
-            clash_source = _clash(other.write, source.write, cell) - order.before(other.name, source.name)
-            clash_target = _clash(other.write, read, cell) - order.before(target.name, other.name).reverse()
+            clash_source = _clash(other.write, source.write, folded) - order.before(other.name, source.name)
+            if clash_source.is_empty():
+                continue
+            clash_target = _clash(other.write, read, folded) - order.before(target.name, other.name).reverse()
             lost = clash_source.reverse().apply_range(clash_target) & dependence.relation
             if not lost.is_empty():
                 return dependence, lost
@@ -38,11 +40,11 @@ def overwritten(
 def raced(array: str, modulo: tuple[int | None, ...], order: Order) -> isl.Map | None:
     """Pairs of instances that may write different elements of one cell at the same time, read later or not; None where
     there are none."""
-    cell, writers = _folding(array, modulo, order.scop), order.scop.writers(array)
+    folded, writers = _folded(array, modulo, order.scop), order.scop.writers(array)
     for number, first in enumerate(writers):
         for second in writers[number:]:
             ordered = order.before(first.name, second.name) | order.before(second.name, first.name).reverse()
-            pairs = _clash(first.write, second.write, cell) - ordered
+            pairs = _clash(first.write, second.write, folded) - ordered
             if not pairs.is_empty():
                 return pairs
     return None
@@ -54,22 +56,21 @@ def relations(statement: Statement, array: str) -> list[isl.Map]:
     return [*found, statement.write] if statement.array == array else found
 
 
-def _folding(array: str, modulo: tuple[int | None, ...], scop: Scop) -> isl.Map:
-    """`{ A[e] -> [cell] }`"""
+def _folded(array: str, modulo: tuple[int | None, ...], scop: Scop) -> isl.Map:
+    """Pairs of different elements that have one cell."""
     names = tuple(f"d{d}" for d in range(len(modulo)))
     space = Space(array, names, scop.sizes)
-    result = isl.Map.from_domain_and_range(space.universe(), Space("", (), scop.sizes).universe())
+    cell = isl.Map.from_domain_and_range(space.universe(), Space("", (), scop.sizes).universe())
     for name, modulus in zip(names, modulo, strict=True):
         subscript = axis(name) if modulus is None else axis(name) % modulus
-        result = result.flat_range_product(isl.Map.from_aff(space.aff(subscript)))
-    return result
+        cell = cell.flat_range_product(isl.Map.from_aff(space.aff(subscript)))
+    same = cell.apply_range(cell.reverse())
+    return same - isl.Map.identity(same.get_space())
 
 
-def _clash(first: isl.Map, second: isl.Map, cell: isl.Map) -> isl.Map:
+def _clash(first: isl.Map, second: isl.Map, folded: isl.Map) -> isl.Map:
     """Pairs of instances that touch different elements of one cell."""
-    same_cell = cell.apply_range(cell.reverse())
-    different = same_cell - isl.Map.identity(same_cell.get_space())
-    return first.apply_range(different).apply_range(second.reverse())
+    return first.apply_range(folded).apply_range(second.reverse())
 
 
 def _union(relations: list[isl.Map]) -> isl.Map:
