@@ -42,7 +42,7 @@ def _version_module() -> ModuleType | None:
     if spec is None or spec.origin is None:
         return None
     places = list(Path(spec.origin).parent.parent.glob("islpy-*.dist-info"))
-    named = re.fullmatch(r"islpy-(([\d.]+)([a-z0-9]*))\.dist-info", places[0].name) if len(places) == 1 else None
+    named = re.fullmatch(r"islpy-((\d+(?:\.\d+)*)([a-z0-9]*))\.dist-info", places[0].name) if len(places) == 1 else None
     if named is None:
         return None
     text, numbers, status = named.groups()
