@@ -70,9 +70,12 @@ def strides(
     extents = [extent.constant for extent in shape]
     width, length = extents[front.lanes], extents[front.other]
     rows = (width - 1) * front.weight + length
-    outside = sum(_points(statement) for name, statement in users.items() if name not in inside)
+    outside = [_points(statement) for name, statement in users.items() if name not in inside]
+    known = [points for points in outside if points is not None]
     others = prod(extents[:-2]) * scop.array(array).dtype.itemsize
-    if not fits(width, length, front.weight, others) or outside > MOST_OUTSIDE * prod(extents):
+    if len(known) < len(outside) or sum(known) > MOST_OUTSIDE * prod(extents):
+        return None
+    if not fits(width, length, front.weight, others):
         return None
     if not picks.choose(f"{array} by diagonals", True, lambda: (True, False)):
         return None
@@ -135,8 +138,10 @@ def _dimension(subscripts: Sequence[Subscript], name: str) -> int | None:
     return known[0] if is_alone else None
 
 
-def _points(statement: Statement) -> int:
-    """Points of the box around a statement's domain; there are no open sizes."""
+def _points(statement: Statement) -> int | None:
+    """Points of the box around a statement's domain; None where sizes say."""
     sides = range(len(statement.axes))
-    lengths = ((statement.domain.dim_min_val(n), statement.domain.dim_max_val(n)) for n in sides)
-    return prod(max(0, int(high.to_python()) - int(low.to_python()) + 1) for low, high in lengths)
+    ends = [(statement.domain.dim_min_val(n), statement.domain.dim_max_val(n)) for n in sides]
+    if not all(low.is_int() and high.is_int() for low, high in ends):
+        return None
+    return prod(max(0, int(high.to_python()) - int(low.to_python()) + 1) for low, high in ends)

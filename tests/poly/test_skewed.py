@@ -193,3 +193,22 @@ def test_tables_that_depend_on_each_other_stay_where_they_are() -> None:
     for found, wanted in zip(gaps(x, y), gaps.reference(x, y), strict=True):
         np.testing.assert_array_equal(found, wanted)
     assert "table" not in str(gaps.lower(x, y).loops)
+
+
+def test_a_table_that_something_of_an_open_size_reads_stays_in_rows() -> None:
+    """Its points were counted: "can only convert integer Val to python"."""
+    batches = po.size("batches")
+
+    @po.op(dynamic=["batches"])
+    def copies(x: i32[M], y: i32[N], z: i32[batches]):
+        d, copy = po.tensor("d", dtype=i32), po.tensor("copy")
+        row, column = po.index("row", extent=M + 1), po.index("column", 1, N + 1)
+        d[row, 0] = po.cast(row, i32)
+        d[0, column] = po.cast(column, i32)
+        d[p + 1, q + 1] = po.minimum(po.minimum(d[p, q + 1], d[p + 1, q]) + 1, d[p, q] + x[p] * y[q])
+        copy[b, q] = d[M, q + 1] + z[b]
+        return copy
+
+    x, y = words(40, 50)
+    z = np.arange(3, dtype=np.int32)
+    np.testing.assert_array_equal(copies(x, y, z), copies.reference(x, y, z))
