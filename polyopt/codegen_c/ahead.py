@@ -40,7 +40,8 @@ LEAST_ROW = 2048
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """An operand asked for ahead. whole_bytes: of it; row_bytes: of the rows that it is asked for by, if it is"""
+    """An operand asked for ahead. whole_bytes: of it, 0 where its size is open; row_bytes: of the rows that it is asked
+    for by, if it is"""
 
     array: str
     whole_bytes: int
@@ -48,7 +49,8 @@ class Ahead:
     row_bytes: int = 0
 
     def __str__(self) -> str:
-        far = f"{self.array}: read ahead: {self.whole_bytes} bytes from behind the second cache"
+        size = f"{self.whole_bytes} bytes" if self.whole_bytes else "if it is large,"
+        far = f"{self.array}: read ahead: {size} from behind the second cache"
         if not self.row_bytes:
             return f"{far}, each once"
         return (
@@ -57,9 +59,10 @@ class Ahead:
 
 
 def decide(scop: Scop, tree: Tree, steps: Steps, extents: Extents, target: Target) -> tuple[Ahead, ...]:
-    """What the statements of a tiled tree ask for, one of them for each operand. Extents that are numbers only."""
+    """What the statements of a tiled tree ask for, one of them for each operand: of those that the second cache does
+    not hold, or may not."""
     far = ((array, work.whole_bytes(scop, array.name)) for array in scop.arrays)
-    found = (_asked(scop, tree, steps, extents, target, a, size) for a, size in far if size > target.l2_bytes)
+    found = (_asked(scop, tree, steps, extents, target, a, n) for a, n in far if n > target.l2_bytes or work.is_open(a))
     return tuple(ahead for ahead in found if ahead is not None)
 
 

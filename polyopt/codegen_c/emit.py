@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Literal
 
 from polyopt import picks
@@ -328,13 +328,15 @@ class _FunctionWriter:
             self.place(buffer, self._workspace_address(self.kernel.shared_offsets[buffer.name]), buffer.dtype.itemsize)
 
     def _keep(self, buffer: Buffer) -> None:
-        """Note whether a buffer that passes the caches is, in this call, in the memory of one that is read."""
-        f, places = self.f, self.x.places
+        """Note whether a buffer that passes the caches is in the memory of one that is read in this call, or small."""
+        f, places, context = self.f, self.x.places, Context(self.sizes)
         base = places[buffer.name].base
-        for name in buffer.in_place_of:
-            same = convert(f, "zext", compare(f, "eq", base, places[name].base), "i64")
-            kept = places[buffer.name].kept
-            kept = same if kept is None else binary(f, "or", kept, same)
+        reasons = [compare(f, "eq", base, places[name].base) for name in buffer.in_place_of]
+        for size, most in buffer.outgrows:
+            reasons.append(compare(f, "sle", scalar_of(f, self.x.uniform(size, context)), int64(most)))
+        bits = [convert(f, "zext", reason, "i64") for reason in reasons]
+        if bits:
+            kept = reduce(partial(binary, f, "or"), bits)
             places[buffer.name] = replace(places[buffer.name], kept=kept)
 
     def place(self, buffer: Buffer, base: Value, alignment: int) -> None:

@@ -51,7 +51,7 @@ class Place:
     extents:   of each dimension
     alignment: that every element is known to have
     lanes:     for a local buffer inside a vector loop: every element holds one item per lane, lane after lane
-    kept:      for a buffer that passes the caches: not 0 in a call in place, in which it does not pass
+    kept:      for a buffer that passes the caches: not 0 in a call in which it does not, as it is in place, or small
     """
 
     buffer: Buffer

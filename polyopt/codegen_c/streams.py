@@ -3,7 +3,8 @@
 A store to a line that is in no cache first reads the line from memory. A vector that covers a line can go to memory as
 it is, which saves that read and leaves the caches to what is read again: for a result that a kernel writes once, in
 whole vectors, and that would not stay in the caches anyway until somebody reads it. Where a call computes in place,
-the operand's lines are there already, and stores past the caches would throw them out.
+the operand's lines are there already, and stores past the caches would throw them out. Of open sizes the kernel asks
+when it is called.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import replace
 from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.codegen_c import work
+from polyopt.codegen_c.workspace import product, total
 from polyopt.dsl.affine import Affine, AxisRef
-from polyopt.loops.ir import Buffer, LoopProgram
-from polyopt.poly.scop import Scop, Statement
-from polyopt.poly.tree import Loop, Tree, children_of, loops
+from polyopt.loops.ir import Buffer, Expr, LoopProgram, integer
+from polyopt.poly.scop import Array, Scop, Statement
+from polyopt.poly.tree import Loop, Tree, children_of, loops, statements
 from polyopt.target import Target
 from polyopt.tiling.cost import axis_of
 from polyopt.tiling.extents import Extents
@@ -30,13 +32,26 @@ the stores of others)."""
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A result stored past the caches. touched_bytes: of the nest that writes it; cached_bytes: what caches keep"""
+    """A result stored past the caches.
+
+    touched_bytes: of the nest that writes it, without what is open
+    cached_bytes:  what caches keep
+    open:          arrays that the nest touches whose sizes a call says: those of the call decide
+    own_bytes:     which the result must exceed then
+    """
 
     array: str
     touched_bytes: int
     cached_bytes: int
+    open: tuple[str, ...] = ()
+    own_bytes: int = 0
 
     def __str__(self) -> str:
+        if self.open:
+            return (
+                f"{self.array}: stored past the caches in calls in which it has more than {self.own_bytes} bytes and "
+                f"its nest touches more than {round(OUTGROWN * self.cached_bytes)}"
+            )
         return (
             f"{self.array}: stored past the caches: its nest touches {self.touched_bytes} bytes, "
             f"of which {self.cached_bytes} would stay"
@@ -49,12 +64,22 @@ def decide(scop: Scop, tree: Tree, extents: Extents, target: Target) -> tuple[St
         return ()
     found = []
     for nest in children_of(tree):
+        touched = _touched(scop, nest)
+        open_ = tuple(array.name for array in touched if work.is_open(array) and array.role != "local")
         size = work.nest_bytes(scop, nest, extents)
+        if open_:
+            size = sum(work.whole_bytes(scop, array.name) for array in touched)
         for name in _written_once(scop, nest):
-            is_large = work.whole_bytes(scop, name) > target.l2_bytes
-            if is_large and _goes_past(name, size > OUTGROWN * target.cached_bytes):
-                found.append(Stream(name, round(size), target.cached_bytes))
+            is_large = name in open_ or work.whole_bytes(scop, name) > target.l2_bytes
+            if is_large and _goes_past(name, bool(open_) or size > OUTGROWN * target.cached_bytes):
+                found.append(Stream(name, round(size), target.cached_bytes, open_, target.l2_bytes if open_ else 0))
     return tuple(found)
+
+
+def _touched(scop: Scop, nest: Tree) -> list[Array]:
+    found = [scop.statement(name) for name in statements(nest)]
+    names = {name for s in found for name in (s.array, *(access.read.tensor for access in s.reads))}
+    return [array for array in scop.arrays if array.name in names]
 
 
 def _goes_past(name: str, preferred: bool) -> bool:
@@ -63,16 +88,26 @@ def _goes_past(name: str, preferred: bool) -> bool:
 
 def apply(program: LoopProgram, streams: Sequence[Stream], in_place: Sequence[tuple[str, str]] = ()) -> LoopProgram:
     """The program with its streams marked. in_place: pairs (result, input) that may be the same memory"""
-    names = {stream.array for stream in streams}
-    arguments = {buffer.name for buffer in program.arguments}
+    found = {stream.array: stream for stream in streams}
+    arguments = {buffer.name: buffer for buffer in program.arguments}
 
     def marked(buffer: Buffer) -> Buffer:
-        if buffer.name not in names:
+        stream = found.get(buffer.name)
+        if stream is None:
             return buffer
         others = tuple(given for result, given in in_place if result == buffer.name and given in arguments)
-        return replace(buffer, passes=True, in_place_of=others)
+        outgrows: tuple[tuple[Expr, int], ...] = ()
+        if stream.open:
+            touched = total([integer(stream.touched_bytes), *(_bytes(arguments[name]) for name in stream.open)])
+            outgrows = (_bytes(buffer), stream.own_bytes), (touched, round(OUTGROWN * stream.cached_bytes))
+        return replace(buffer, passes=True, in_place_of=others, outgrows=outgrows)
 
     return replace(program, arguments=tuple(map(marked, program.arguments)))
+
+
+def _bytes(buffer: Buffer) -> Expr:
+    """Of the elements, as an expression over sizes."""
+    return product([integer(buffer.dtype.itemsize), *buffer.shape])
 
 
 def _written_once(scop: Scop, nest: Tree) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import assert_never
 from polyopt.dsl.affine import Affine, axes_of
 from polyopt.dsl.ir import Op
 from polyopt.fusion.rewrite import cost
-from polyopt.poly.scop import Access, Scop, Statement
+from polyopt.poly.scop import Access, Array, Scop, Statement
 from polyopt.poly.tree import Leaf, Loop, Tree, loops, statements
 from polyopt.poly.tree import Sequence as TreeSequence
 from polyopt.target import Target
@@ -123,6 +123,11 @@ def whole_bytes(scop: Scop, name: str) -> int:
     for extent in array.shape:
         total *= 0 if extent.terms else extent.constant
     return total
+
+
+def is_open(array: Array) -> bool:
+    """Whether a call says how large the array is."""
+    return not all(extent.is_constant for extent in array.shape)
 
 
 def _bytes_per_ns(target: Target, size: float) -> float:

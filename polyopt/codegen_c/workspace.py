@@ -31,10 +31,17 @@ _FOLD: Mapping[str, Callable[[int, int], int]] = {
 
 
 def total(parts: Sequence[Expr]) -> Expr:
-    result: Expr = integer(0)
+    return _folded("add", parts, integer(0))
+
+
+def product(parts: Sequence[Expr]) -> Expr:
+    return _folded("mul", parts, integer(1))
+
+
+def _folded(name: str, parts: Sequence[Expr], first: Expr) -> Expr:
     for part in parts:
-        result = calculated("add", result, part)
-    return result
+        first = calculated(name, first, part)
+    return first
 
 
 def byte_strides(buffer: Buffer) -> tuple[Expr, ...]:

@@ -86,6 +86,7 @@ class Buffer:
     passes:  vectors stored here go past the caches, to memory: for results that nobody reads soon
     in_place_of: the arguments whose memory the caller may have given for this one too, if it passes the caches: then
              reading them has brought its lines, and it does not pass
+    outgrows: bytes, as expressions over sizes, and what each must exceed in a call for the buffer to pass the caches
     ahead:   what vector loops ask for before they read it
     padded:  a row may end in elements that no iteration defines; lanes past the end of a loop may set them to zero
     swizzled: rows of its last two dimensions lie in lines of 128 bytes whose parts of 16 bytes change places, so that
@@ -102,6 +103,7 @@ class Buffer:
     given: tuple[Expr, ...] | None = None
     passes: bool = False
     in_place_of: tuple[str, ...] = ()
+    outgrows: tuple[tuple[Expr, int], ...] = ()
     ahead: Fetch | None = None
     padded: bool = False
     swizzled: Literal["", "lines", "atoms"] = ""

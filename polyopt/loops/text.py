@@ -186,7 +186,8 @@ def buffer_text(buffer: Buffer) -> str:
     strides = "" if buffer.strides is None else f" strides ({', '.join(map(expr_text, buffer.strides))})"
     size = buffer_bytes(buffer)
     note = [] if size is None else [f"{size} bytes"]
-    note += ["stored past the caches"] if buffer.passes else []
+    passes = "stored past the caches" + (" that it outgrows" if buffer.outgrows else "")
+    note += [passes] if buffer.passes else []
     note += ["read ahead"] if buffer.ahead else []
     if buffer.aligned:
         note.append("aligned")

@@ -60,6 +60,35 @@ def test_a_result_larger_than_the_caches_goes_past_them() -> None:
     assert "!nontemporal" in lowering.source("llvm") and "sfence" in lowering.source("llvm")
 
 
+def test_open_sizes_are_asked_when_the_kernel_is_called() -> None:
+    machine = preset("avx512")
+    lowering = po.op(dynamic=["M"])(shifted.__wrapped__).lower(N=1024, target=machine)
+    (stream,) = lowering.mapping.streams
+    assert (stream.array, stream.open, stream.touched_bytes) == ("y", ("x", "y"), 4096)
+    assert str(stream) == (
+        f"y: stored past the caches in calls in which it has more than {machine.l2_bytes} bytes and its nest touches "
+        f"more than {round(streams.OUTGROWN * machine.cached_bytes)}"
+    )
+    assert "# stored past the caches that it outgrows" in str(lowering.loops)
+    assert "!nontemporal" in lowering.source("llvm")
+    near = po.op(dynamic=["K"])(product.__wrapped__).lower(M=64, N=64, target=machine)
+    assert near.mapping.streams == (), "the result itself is near"
+
+
+@is_x86
+@pytest.mark.parametrize("cached", [64, 4000])
+@pytest.mark.parametrize("threads", [0, 1 << 40])
+def test_calls_on_both_sides_of_the_caches_hold_the_same_bits(cached: int, threads: int) -> None:
+    machine = replace(tiny(threads), l3_bytes=cached)
+    op = po.op(dynamic=True, target=machine)(shifted.__wrapped__)
+    for rows, columns in ((1, 1), (1, 16), (3, 37), (16, 64), (40, 16), (7, 129)):
+        x = np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
+        wanted = np.maximum(x + x[0], 0)
+        np.testing.assert_array_equal(op(x, x[0].copy()), wanted)
+        op(x, x[0].copy(), out=x)
+        np.testing.assert_array_equal(x, wanted)
+
+
 def test_what_touches_little_more_than_the_caches_hold_stays_in_them() -> None:
     machine = preset("avx512")
     assert 2 * 4 * 1449**2 > machine.cached_bytes and streamed(shifted, machine, M=1449, N=1449) == []
