@@ -8,11 +8,12 @@ from dataclasses import field
 import islpy as isl
 
 from polyopt.classes import dataclass
-from polyopt.dsl.affine import Affine, AxisRef, FloorDiv
+from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axes_of
 from polyopt.poly.scop import Scop
 
 ASSUMED = 512
-"""Extent assumed where a size is symbolic."""
+"""A size assumed where it is symbolic. An axis then has as many points as it gains when the size does: those of tiles
+are few, and margins do not count."""
 
 
 @dataclass(slots=True)
@@ -31,21 +32,30 @@ class Extents:
 
     def _measure(self, statement: str, name: str) -> int:
         known = self.known(statement, name)
-        return ASSUMED if known is None else known
+        if known is not None:
+            return known
+        return max(1, round(self.gained(statement, name)))
+
+    def gained(self, statement: str, name: str) -> float:
+        """How many more points an axis has where symbolic sizes are greater by what is assumed of them; of tiles longer
+        than that it is a part of one."""
+        found, times = self.scop.statement(statement), 64
+        lengths = [_length(_as_assumed(found.domain, n * ASSUMED), found.axes.index(name)) for n in (times, 2 * times)]
+        shorter, longer = lengths
+        return float(ASSUMED) if shorter is None or longer is None else (longer - shorter) / times
 
     def known(self, statement: str, name: str) -> int | None:
-        """The extent of an axis where it is the same for all values of symbolic sizes; None where it is not."""
+        """The greatest extent of an axis over all values of symbolic sizes; None where there is none."""
         found = self.scop.statement(statement)
-        position = found.axes.index(name)
-        low, high = found.domain.dim_min_val(position), found.domain.dim_max_val(position)
-        return max(0, int(high.to_python()) - int(low.to_python()) + 1) if low.is_int() and high.is_int() else None
+        return _length(found.domain, found.axes.index(name))
+
+    def is_open(self, statement: str, row: Affine) -> bool:
+        """Whether a call's sizes say how many values a loop's row has."""
+        return any(self.known(statement, name) is None for name in axes_of(row))
 
     def happens(self, statement: str) -> bool:
         """Whether a statement has an instance where symbolic sizes are what is assumed of them."""
-        domain = self.scop.statement(statement).domain
-        for number in range(domain.dim(isl.dim_type.param)):
-            domain = domain.fix_val(isl.dim_type.param, number, isl.Val(ASSUMED))
-        return not domain.is_empty()
+        return not _as_assumed(self.scop.statement(statement).domain).is_empty()
 
     def row(self, statement: str, row: Affine) -> int:
         """Number of values of a loop's row: the sum over its axes for a skewed one."""
@@ -82,13 +92,25 @@ class Extents:
 
     def _run(self, domain: isl.Set, position: int) -> int:
         """The greatest distance of two points that differ in one axis and those behind it, counting both ends."""
-        if domain.dim(isl.dim_type.param):
-            return ASSUMED
+        domain = _as_assumed(domain)
         leading = domain.project_out(isl.dim_type.set, position + 1, domain.dim(isl.dim_type.set) - position - 1)
         values = isl.Map.from_range(leading.reset_tuple_id() if leading.has_tuple_id() else leading)
         values = values.move_dims(isl.dim_type.in_, 0, isl.dim_type.out, 0, position)
         greatest = values.reverse().apply_range(values).deltas().dim_max_val(0)
         return int(greatest.to_python()) + 1 if greatest.is_int() else ASSUMED
+
+
+def _as_assumed(domain: isl.Set, size: int = ASSUMED) -> isl.Set:
+    """A domain where symbolic sizes are what is assumed of them."""
+    for number in range(domain.dim(isl.dim_type.param)):
+        domain = domain.fix_val(isl.dim_type.param, number, isl.Val(size))
+    return domain
+
+
+def _length(domain: isl.Set, position: int) -> int | None:
+    """The extent of an axis; None where it is not a number."""
+    low, high = domain.dim_min_val(position), domain.dim_max_val(position)
+    return max(0, int(high.to_python()) - int(low.to_python()) + 1) if low.is_int() and high.is_int() else None
 
 
 _GAUSS_LEGENDRE = (0.5 - 0.5 / math.sqrt(3), 0.5 + 0.5 / math.sqrt(3))

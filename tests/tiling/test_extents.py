@@ -85,3 +85,19 @@ def test_symbolic_extents_are_assumed() -> None:
 
     extents = Extents(copy.lower().scop)
     assert extents.axis("y", "i") == ASSUMED and extents.instances("y") == ASSUMED**2
+
+
+def test_an_axis_of_a_symbolic_size_has_what_it_gains_when_the_size_does() -> None:
+    """Long known rows counted as 512, and tiles as if there were one for each point."""
+
+    @po.op(dynamic=["M"])
+    def halves(x: f32[M, N]):
+        y = po.tensor("y", shape=(M - 3, N))
+        z = po.tensor("z", shape=(M // 2, N))
+        y[i, j] = x[i + 3, j]
+        z[i, j] = x[2 * i, j]
+        return y, z
+
+    extents = Extents(halves.lower(N=2048).scop)
+    assert extents.axis("y", "i") == ASSUMED and extents.axis("z", "i") == ASSUMED // 2
+    assert extents.points("y") == ASSUMED * 2048
