@@ -35,6 +35,11 @@ def starts_at_zero(one: ir.Axis) -> bool:
     return one.lower == (Affine(0),) and len(one.upper) == 1
 
 
+def is_range(one: ir.Axis) -> bool:
+    """Whether an axis runs from 0 to a number that is not 0, or to what sizes say."""
+    return one.is_resolved and starts_at_zero(one) and not axes_of(one.upper[0]) and length(one) != 0
+
+
 def assumed_length(one: ir.Axis) -> int:
     """The same, or what is assumed."""
     found = length(one)

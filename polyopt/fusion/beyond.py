@@ -88,6 +88,7 @@ def _cuts(program: ir.Program, window: Window, target: Target) -> dict[Affine, A
         names = axes_of(subscript)
         steps, places = names & {*window.summed}, names & {*window.result}
         is_window = len(steps) == 1 == len(places) and len(names) == 2 and not names & {*window.free}
+        is_window = is_window and all(length(window.axes[name]) for name in names)
         if not is_window or is_within(subscript, extent, window.axes):
             continue
         (step,), (place,) = steps, places
@@ -263,7 +264,7 @@ class _Apart:
     def local(self, wanted: str, axes: tuple[ir.Axis, ...]) -> str:
         """The name of a new temporary over some axes."""
         name = self.name(wanted)
-        shape = tuple(constant(length(a) or 0) for a in axes)
+        shape = tuple(a.upper[0] for a in axes)
         self.tensors.append(ir.Tensor(name, self.window.equation.value.dtype, shape, "local", len(shape)))
         return name
 

@@ -18,8 +18,8 @@ from math import prod
 from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis, constant
-from polyopt.fusion.axes import length, starts_at_zero
+from polyopt.dsl.affine import Affine, AxisRef, axes_of, axis
+from polyopt.fusion.axes import assumed_length, is_range
 from polyopt.fusion.margins import is_whole
 from polyopt.fusion.rewrite import cost, depends_on
 from polyopt.fusion.windows import is_window, known
@@ -97,14 +97,14 @@ class _Unfolder:
             return False
         if read.boundary is not None or not is_window(read):
             return False
-        if not all(length(a) and starts_at_zero(a) for a in around.values()) or not seen <= around.keys():
+        if not all(map(is_range, around.values())) or not seen <= around.keys():
             return False
-        reuse = prod(length(a) or 1 for a in equation.axes if a.name not in seen)
+        reuse = prod(assumed_length(a) for a in equation.axes if a.name not in seen)
         if not self.is_readable(read, around):
             return False
         if depends_on(self.program, (read.tensor,), equation.tensor):
             return False
-        depth = prod(length(a) or 1 for a in summed)
+        depth = prod(map(assumed_length, summed))
         better = reuse >= LEAST_REUSE and self.is_better(read, around[rows], around[lanes], reuse, depth)
         return picks.agreed(f"columns of {read.tensor} for {equation.name}", better)
 
@@ -113,7 +113,7 @@ class _Unfolder:
 
         depth: terms of each sum
         """
-        bits, height, run = read.dtype.bits, length(rows) or 1, length(lanes) or 1
+        bits, height, run = read.dtype.bits, assumed_length(rows), assumed_length(lanes)
         width, load = self.target.lanes(bits), 1.0 if _is_contiguous(read, lanes.name) else GATHER
         copied = COPY * load * -(-run // width) / run  # per element
         short, full = (
@@ -142,7 +142,7 @@ class _Unfolder:
         )
         name = unused(f"{read.tensor}_columns", self.taken)
         self.taken.add(name)
-        shape = tuple(constant(length(a) or 0) for a in axes)
+        shape = tuple(a.upper[0] for a in axes)
         elements = tuple(axis(a.name) for a in axes)
         self.tensors.append(ir.Tensor(name, value.dtype, shape, "local", len(axes), read.span))
         self.notes.append(f"{name} holds what {equation.tensor} reads of {read.tensor} as columns of terms")

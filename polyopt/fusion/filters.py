@@ -20,7 +20,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import axis, constant
 from polyopt.fusion import beyond
-from polyopt.fusion.axes import plain_axes
+from polyopt.fusion.axes import length, plain_axes
 from polyopt.fusion.windows import Window, known, window_of
 from polyopt.microkernel import speed
 from polyopt.names import unused
@@ -49,7 +49,7 @@ class Turned:
 
 
 def turn(program: ir.Program, target: Target, *, strided: Collection[str]) -> Turned:
-    """The program whose sums over windows have lanes along their filters where that pays. Static sizes only.
+    """The program whose sums over windows have lanes along their filters where that pays.
 
     strided: the arguments whose elements do not follow one another
     """
@@ -102,6 +102,8 @@ class _Turner:
         tensor = self.program.tensor(name)
         reads = [read for equation in self.program.equations for read in equation.reads() if read.tensor == name]
         if tensor.role != "input" or name in self.strided or len(reads) > 1 or depth < 2 or tensor.shape is None:
+            return False
+        if not all(length(window.axes[own]) for own in window.summed):
             return False
         extents = tuple(constant(window.points((own,))) for own in window.summed)
         is_last = window.filters.subscripts[-depth:] == tuple(map(axis, window.summed))
@@ -175,7 +177,7 @@ class _Turner:
         equation, result = window.equation, self.program.tensor(window.equation.tensor)
         name = unused(f"{result.name}_turned", self.taken)
         self.taken.add(name)
-        shape = tuple(constant(window.points((own,))) for own in order)
+        shape = tuple(window.axes[own].upper[0] for own in order)
         tensor = ir.Tensor(name, result.dtype, shape, "local", len(shape), result.span)
         self.program = replace(self.program, tensors=(*self.program.tensors, tensor))
         read = ir.Read(name, tuple(map(axis, order)), result.dtype, span=equation.span)

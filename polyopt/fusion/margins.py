@@ -19,13 +19,17 @@ from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, axes_of, axis, constant
-from polyopt.fusion.axes import length
+from polyopt.fusion.axes import ASSUMED, assumed_length, is_range, length
 from polyopt.fusion.rewrite import depends_on
 from polyopt.names import unused
 from polyopt.poly.intervals import extreme, is_within
 
 LEAST_USES = 32
 """Terms that read an element, on average, for its copy to pay."""
+
+
+_Box = tuple[tuple[int, Affine], ...]
+"""The least value of each subscript of a read, and how many it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +101,10 @@ class _Widener:
     def copy(self, read: ir.Read, equation: ir.Equation, around: Mapping[str, ir.Axis]) -> _Copy | None:
         """The copy that a read should take its elements from; None where it may not or would not pay."""
         box = _box(read, around)
-        if box is None or not is_whole(self.program, read.tensor):
+        if box is None or not is_whole(self.program, read.tensor) or self.may_be_empty(read):
             return None
-        elements = prod(last - first + 1 for first, last in box)
-        terms = prod(length(a) or 0 for a in around.values())
+        elements = prod(extent.constant if extent.is_constant else ASSUMED for _, extent in box)
+        terms = prod(map(assumed_length, around.values()))
         if not _is_reused(read, around) or depends_on(self.program, (read.tensor,), equation.tensor):
             return None
         if not picks.agreed(f"margins of {read.tensor} for {equation.name}", terms >= LEAST_USES * elements):
@@ -110,10 +114,15 @@ class _Widener:
             self.copies[key] = self.made(read, box, terms // elements)
         return self.copies[key]
 
-    def made(self, read: ir.Read, box: Sequence[tuple[int, int]], uses: int) -> _Copy:
+    def may_be_empty(self, read: ir.Read) -> bool:
+        """Whether a call's sizes may leave a tensor no element, where elements stand for what is beyond the edges."""
+        shape = self.program.tensor(read.tensor).shape or ()
+        return not isinstance(read.boundary, ir.Pad) and not all(extent.is_constant for extent in shape)
+
+    def made(self, read: ir.Read, box: _Box, uses: int) -> _Copy:
         name = unused(f"{read.tensor}_wide", self.taken)
         self.taken.add(name)
-        shape = tuple(constant(last - first + 1) for first, last in box)
+        shape = tuple(extent for _, extent in box)
         axes = tuple(ir.Axis(f"{name}{n}", (constant(0),), (extent,)) for n, extent in enumerate(shape))
         elements = tuple(axis(a.name) for a in axes)
         source = replace(read, subscripts=tuple(e + first for e, (first, _) in zip(elements, box, strict=True)))
@@ -126,11 +135,11 @@ class _Widener:
 def is_whole(program: ir.Program, name: str) -> bool:
     """Whether each element of a tensor has a value, whatever the equations read of it."""
     shape = program.tensor(name).shape
-    if shape is None or not all(extent.is_constant and extent.constant > 0 for extent in shape):
+    if shape is None or not all(not extent.is_constant or extent.constant > 0 for extent in shape):
         return False
     return program.tensor(name).role == "input" or any(
         equation.guard == TRUE and equation.subscripts == tuple(axis(a.name) for a in equation.axes)
-        and all(length(a) == extent.constant for a, extent in zip(equation.axes, shape, strict=True))
+        and all(is_range(a) and a.upper == (extent,) for a, extent in zip(equation.axes, shape, strict=True))
         for equation in program.definitions(name)
     )  # fmt: skip
 
@@ -141,19 +150,18 @@ def _is_reused(read: ir.Read, around: Mapping[str, ir.Axis]) -> bool:
     return any(a.name not in known and length(a) != 1 for a in around.values())
 
 
-def _box(read: ir.Read, around: Mapping[str, ir.Axis]) -> tuple[tuple[int, int], ...] | None:
-    """The least and the greatest value of each subscript; None where one is data or no number, or nothing is read."""
-    if not all(length(a) for a in around.values()):
+def _box(read: ir.Read, around: Mapping[str, ir.Axis]) -> _Box | None:
+    """What each subscript reaches; None where one is data or starts at no number, or nothing is read."""
+    if not all(a.is_resolved and length(a) != 0 for a in around.values()):
         return None
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, Affine]] = []
     for subscript in read.subscripts:
         if not isinstance(subscript, Affine):
             return None
-        ends = [extreme(subscript, around, largest=largest) for largest in (False, True)]
-        numbers = [end.constant for end in ends if end is not None and end.is_constant]
-        if len(numbers) != len(ends):
+        least, greatest = (extreme(subscript, around, largest=largest) for largest in (False, True))
+        if least is None or greatest is None or not least.is_constant or axes_of(greatest):
             return None
-        found.append((numbers[0], numbers[1]))
+        found.append((least.constant, greatest - least + 1))
     return tuple(found)
 
 

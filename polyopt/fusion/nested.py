@@ -22,7 +22,7 @@ from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, axes_of, axes_outer_first, axis
-from polyopt.fusion.axes import axes_in, length, starts_at_zero
+from polyopt.fusion.axes import assumed_length, axes_in, is_range, length
 from polyopt.fusion.rewrite import depends_on
 from polyopt.names import unused
 
@@ -86,7 +86,7 @@ class _Step:
 
 
 def nest(program: ir.Program, *, reorder: bool) -> Nested:
-    """The program whose sums of products are nested where that multiplies less. Static sizes only.
+    """The program whose sums of products are nested where that multiplies less.
 
     reorder: whether products of floats may be summed in any order although no einsum says so
     """
@@ -159,7 +159,7 @@ class _Nester:
     ) -> _Step | None:
         """What to sum first; None where nothing is worth it."""
         axes = (*kept, *summed)
-        if reducer.name != "sum" or len(summed) < 2 or not all(length(a) and starts_at_zero(a) for a in axes):
+        if reducer.name != "sum" or len(summed) < 2 or not all(map(is_range, axes)):
             return None
         if not (self.reorder or reducer.is_contraction or reducer.dtype.is_integer):
             return None
@@ -172,7 +172,7 @@ class _Nester:
         room = max(
             MOST_BYTES // reducer.dtype.itemsize, *(_points(a for a in axes if a.name in axes_in(f)) for f in factors)
         )
-        fitting = (step for step in _steps(whole) if _points(step.inner.kept) <= room)
+        fitting = (step for step in _steps(whole) if _points(step.inner.kept) <= room and _stays_small(step, whole))
         steps = sorted(fitting, key=lambda step: (step.cost, -step.lies_well))
         best = steps[0] if steps and steps[0].cost + LEAST_SAVED <= whole.cost else None
         question = f"factors of {equation.name} over {', '.join(a.name for a in summed)} to be summed first"
@@ -229,12 +229,31 @@ def _steps(product: _Product) -> Iterator[_Step]:
                 yield _Step(chosen, inner, rest, left, inner.cost + outer.cost + TEMPORARY * _points(around))
 
 
+def _stays_small(step: _Step, product: _Product) -> bool:
+    """Whether a temporary is no larger than a factor where sizes say how large it is: whatever they are, and though
+    other axes of the factor may have one point."""
+    kept = step.inner.kept
+    if not _open(kept):
+        return True
+    known = (axes_in(factor) for factor in product.factors)
+    factors = ([a for a in (*product.kept, *product.summed) if a.name in axes] for axes in known)
+    return any(_open(kept) <= _open(axes) and _known_points(kept) <= _known_points(axes) for axes in factors)
+
+
+def _open(axes: Iterable[ir.Axis]) -> set[str]:
+    return {a.name for a in axes if length(a) is None}
+
+
+def _known_points(axes: Iterable[ir.Axis]) -> int:
+    return prod(length(a) or 1 for a in axes)
+
+
 def _as_text(step: _Step | None) -> str:
     return "none" if step is None else " ".join(map(str, step.chosen))
 
 
 def _points(axes: Iterable[ir.Axis]) -> int:
-    return prod(length(a) or 0 for a in axes)
+    return prod(map(assumed_length, axes))
 
 
 def _names(axes: Iterable[ir.Axis]) -> set[str]:

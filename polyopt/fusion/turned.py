@@ -21,7 +21,7 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, axes_of, axis
 from polyopt.dtypes import DType
-from polyopt.fusion.axes import length, starts_at_zero
+from polyopt.fusion.axes import assumed_length, is_range
 from polyopt.fusion.margins import is_whole
 from polyopt.fusion.rewrite import depends_on
 from polyopt.microkernel import speed
@@ -65,7 +65,7 @@ class _Product:
     summed: tuple[str, ...]
 
     def points(self, *kinds: Iterable[str]) -> int:
-        extents = {a.name: length(a) or 0 for a in self.equation.all_axes}
+        extents = {a.name: assumed_length(a) for a in self.equation.all_axes}
         return prod(extents[name] for names in kinds for name in names)
 
     @property
@@ -100,7 +100,7 @@ class _Product:
 
 
 def turn(program: ir.Program, target: Target) -> Turned:
-    """The program whose contractions have the axes of each kind side by side, where that pays. Static sizes only."""
+    """The program whose contractions have the axes of each kind side by side, where that pays."""
     turner = _Turner(program, target, {t.name for t in program.tensors} | {e.name for e in program.equations})
     for name in [equation.name for equation in program.equations]:
         turner.visit(name)
@@ -131,11 +131,7 @@ class _Turner:
             return None  # what is added up is not what `*=` multiplies afterwards
         if reducer is None or reducer.name != "sum" or equation.guard != TRUE:
             return None
-        if (
-            not isinstance(value, ir.Op)
-            or value.name != "mul"
-            or not all(length(a) and starts_at_zero(a) for a in equation.all_axes)
-        ):
+        if not isinstance(value, ir.Op) or value.name != "mul" or not all(map(is_range, equation.all_axes)):
             return None
         reads = [arg.arg if isinstance(arg, ir.Cast) else arg for arg in value.args]
         found = {read for read in reads if isinstance(read, ir.Read) and read.boundary is None}

@@ -9,10 +9,13 @@ from polyopt.classes import dataclass
 from polyopt.dsl import ir
 from polyopt.dsl.affine import TRUE, Affine, AxisRef, axes_of
 from polyopt.dtypes import f32, f64
-from polyopt.fusion.axes import length, plain_axes, starts_at_zero
+from polyopt.fusion.axes import is_range, length, plain_axes
 from polyopt.fusion.margins import is_whole
 from polyopt.fusion.rewrite import depends_on
 from polyopt.fusion.turned import as_accumulation
+
+OPEN = 28
+"""Points of an axis that sizes say: images get as short as that, and are summed as well either way if they are long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,12 @@ class Window:
 
     def points(self, names: Iterable[str]) -> int:
         """Points of some axes together."""
-        axes = self.axes
-        return prod(length(axes[name]) or 0 for name in names)
+        found = (length(self.axes[name]) for name in names)
+        return prod(OPEN if points is None else points for points in found)
 
 
 def window_of(program: ir.Program, equation: ir.Equation) -> Window | None:
-    """A definition or an accumulation as a sum over windows; None where it is none, or not all extents are numbers."""
+    """A definition or an accumulation as a sum over windows; None where it is none."""
     equation = as_accumulation(equation)
     value, reducer = equation.value, equation.reducer
     if reducer is None or reducer.name != "sum" or equation.guard != TRUE:
@@ -61,7 +64,7 @@ def window_of(program: ir.Program, equation: ir.Equation) -> Window | None:
         return None
     if not isinstance(value, ir.Op) or value.name != "mul" or len(program.definitions(equation.tensor)) != 1:
         return None
-    if not all(length(a) and starts_at_zero(a) for a in equation.all_axes):
+    if not all(map(is_range, equation.all_axes)):
         return None
     left, right = value.args
     result = plain_axes(ir.Read(equation.tensor, equation.subscripts, value.dtype))

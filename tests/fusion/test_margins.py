@@ -26,7 +26,7 @@ def windows(x: f32[N, C, H, W], t: f32[F, C, 3, 3]):
 
 
 padded, padded_in_order = po.op(windows), po.op(numerics="strict")(windows)
-some_symbolic = po.op(dynamic=["H"])(windows)
+of_any_height = po.op(dynamic=["H"])(windows)
 
 
 @po.op
@@ -34,6 +34,10 @@ def clamped(x: f32[N, C, H, W], t: f32[F, C, 3, 3]):
     z = po.tensor("z")
     z[n, f, h, w] += x.clamp()[n, c, h + r - 1, w + s - 1] * t[f, c, r, s]
     return z
+
+
+clamped_at_any_height = po.op(dynamic=["H"])(clamped.__wrapped__)
+"""A copy would read an image of no rows at its edge."""
 
 
 @po.op
@@ -159,6 +163,15 @@ def test_a_sum_reads_a_copy_of_the_box_it_needs(op: po.Op, shape: tuple[int, ...
     np.testing.assert_array_equal(z, op.reference(x, FILTERS))
 
 
+@pytest.mark.parametrize("height", [0, 1, 2, 8])
+def test_copies_of_any_height(height: int) -> None:
+    x = numbers(1, 2, height, 8)
+    lowering = of_any_height.lower(x, FILTERS)
+    assert lowering.fallback == "" and lowering.rewritten.tensor("x_wide").shape is not None
+    assert [str(extent) for extent in lowering.rewritten.tensor("x_wide").shape or ()] == ["1", "2", "H + 2", "10"]
+    np.testing.assert_array_equal(of_any_height(x, FILTERS), of_any_height.reference(x, FILTERS))
+
+
 @pytest.mark.parametrize("shape", [(1, 2, 14, 14), (2, 2, 9, 20)])
 def test_strides_dilations_and_an_epilogue(shape: tuple[int, ...]) -> None:
     x, b = numbers(*shape), numbers(33)
@@ -193,7 +206,7 @@ def test_the_report_says_so() -> None:
         (box_filter, (numbers(9, 20),)),
         (depthwise, (numbers(4, 9, 9), numbers(4, 3, 3))),
         (padded, (numbers(1, 2, 8, 8), numbers(3, 2, 3, 3))),
-        (some_symbolic, (numbers(1, 2, 8, 8), FILTERS)),
+        (clamped_at_any_height, (numbers(1, 2, 8, 8), FILTERS)),
         (looked_up, (numbers(9, 40), np.arange(-2, 12, dtype=np.int32), numbers(40, 70))),
         (recurrent, (numbers(20, 80) / 64,)),
         (partly_defined, (numbers(4, 20) / 4, numbers(40, 4, 3))),

@@ -43,6 +43,11 @@ def khatri_rao_of_any_size(t: f32[I, J, K], x: f32[J, R], y: f32[K, R]):
 
 
 @po.op
+def chained(t: f32[I, J], x: f32[J, R], y: f32[R, K]):
+    return po.einsum("ij,jr,rk->ik", t, x, y)
+
+
+@po.op
 def bilinear(x: f32[B, N], g: f32[O, N, N], z: f32[B, N], bias: f32[O]):
     y, formed = po.tensor("y"), po.einsum("bi,oij,bj->bo", x, g, z)
     y[b, o] = po.tanh(formed[b, o] + bias[o])
@@ -164,8 +169,21 @@ def test_an_equation_of_floats_is_taken_at_its_word() -> None:
     np.testing.assert_allclose(got[1, 1], 30 * 40 * 1e30, rtol=1e-5)
 
 
-@pytest.mark.parametrize("op", [khatri_rao_as_written, khatri_rao_in_order, khatri_rao_of_any_size, guarded])
-def test_sums_in_order_of_unknown_size_or_under_a_guard_stay(op: po.Op) -> None:
+def test_sums_of_open_sizes_are_nested_where_no_size_makes_a_temporary_large() -> None:
+    args = arrays((20, 30, 40), (30, 24), (40, 24))
+    (made,) = temporaries(khatri_rao_of_any_size, *args)
+    assert "inner" in made
+    np.testing.assert_allclose(
+        khatri_rao_of_any_size(*args), khatri_rao_of_any_size.reference(*args), rtol=1e-4, atol=1e-3
+    )
+    chain = po.op(dynamic=["I", "J", "K"])(chained.__wrapped__)
+    assert temporaries(chain, R=64) == {}, "64 numbers for each row, of which there may be many and short ones"
+    batches = po.op(dynamic=["B"])(bilinear.__wrapped__)
+    assert temporaries(batches, N=64, O=64) == {}, "64 matrices for each of a batch of any size"
+
+
+@pytest.mark.parametrize("op", [khatri_rao_as_written, khatri_rao_in_order, guarded])
+def test_sums_in_order_or_under_a_guard_stay(op: po.Op) -> None:
     args = arrays((20, 30, 40), (30, 24), (40, 24))
     assert temporaries(op, *args) == {}
     np.testing.assert_allclose(op(*args), op.reference(*args), rtol=1e-4, atol=1e-3)
