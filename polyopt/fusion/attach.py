@@ -9,6 +9,7 @@ statements. Sources: [Halide13] for the trade, [PPCG13] and [Zhao20] for footpri
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -79,9 +80,7 @@ class Attached:
 
 
 def decide(scop: Scop, dependences: Dependences, *, cache_bytes: int) -> AttachPlan:
-    """The consumers worth tiling, for a cache of `cache_bytes` per thread. Static sizes only."""
-    if scop.sizes:
-        return AttachPlan()
+    """The consumers worth tiling, for a cache of `cache_bytes` per thread."""
     planner = _Planner(scop, dependences, DistanceTester.of(scop), Roles.of(scop), cache_bytes)
     found = [planner.attachment(statement) for statement in scop.statements]
     return AttachPlan(tuple(attachment for attachment in found if attachment is not None))
@@ -101,10 +100,12 @@ class _Planner:
         if consumer.name in self.dependences.recurrent:
             return None
         arrays = self.producers(consumer)
-        if not arrays or sum(self.roles.bytes(array) for array in arrays) <= self.cache_bytes:
+        if not arrays or self.is_near(arrays):
             return None
         free = self.roles.by_statement[consumer.name].free
         if len(free) < 2 or not self.reads_windows(consumer, arrays):
+            return None
+        if any(_first(consumer, a) is None or _last(self.scop, consumer, a) is None for a in free[-2:]):
             return None
         extents = [self.extent(consumer, name) for name in free[-2:]]
         held = sum(self.scop.array(array).dtype.itemsize for array in arrays)
@@ -155,10 +156,15 @@ class _Planner:
             for array in arrays
         )
 
+    def is_near(self, arrays: Sequence[str]) -> bool:
+        """Whether the cache holds the arrays whole, as far as that is known."""
+        is_known = all(extent.is_constant for array in arrays for extent in self.scop.array(array).shape)
+        return is_known and sum(self.roles.bytes(array) for array in arrays) <= self.cache_bytes
+
     def extent(self, statement: Statement, name: str) -> int:
-        position = statement.axes.index(name)
-        low, high = statement.domain.dim_min_val(position), statement.domain.dim_max_val(position)
-        return int(high.to_python()) - int(low.to_python()) + 1
+        """How many points an axis has; many where sizes are open."""
+        ends = _ends(statement, name)
+        return sys.maxsize if ends is None else ends[1] - ends[0] + 1
 
     def halo(self, arrays: Sequence[str]) -> int:
         """Rows or columns that a tile computes beyond its own, summed over the chain of windows."""
@@ -219,17 +225,21 @@ class _Attacher:
 
     def array(self, array: Array) -> Array:
         """The array with a copy for each tile; storage will keep one."""
-        consumer = self.scop.statement(self.attachment.consumer)
-        counts = []
-        for name, points in self.attachment.axes:
-            high = consumer.domain.dim_max_val(consumer.axes.index(name))
-            counts.append(constant((int(high.to_python()) - self.first(name)) // points + 1))
+        counts = tuple((self.last(name) - self.first(name)) // points + 1 for name, points in self.attachment.axes)
         return replace(array, shape=(*counts, *array.shape))
 
     def first(self, name: str) -> int:
         """The point of a tiled axis that tiles are counted from: 0, or the first one where that is below."""
+        first = _first(self.scop.statement(self.attachment.consumer), name)
+        assert first is not None, "an axis that begins nowhere is not tiled"
+        return min(0, first)
+
+    def last(self, name: str) -> Affine:
+        """The last point of a tiled axis."""
         consumer = self.scop.statement(self.attachment.consumer)
-        return min(0, int(consumer.domain.dim_min_val(consumer.axes.index(name)).to_python()))
+        last = _last(self.scop, consumer, name)
+        assert last is not None, "an axis that ends nowhere is not tiled"
+        return last
 
     def tile_map(self, statement: Statement, coordinates: Sequence[Affine]) -> isl.Map:
         """`{ S[x] -> [tile coordinates] }`"""
@@ -298,6 +308,31 @@ class _Attacher:
             for a in statement.reads
         )
         return replace(statement, value=visit(statement.value), reads=reads)
+
+
+def _ends(statement: Statement, name: str) -> tuple[int, int] | None:
+    """The first and last point of an axis; None where sizes are open."""
+    position = statement.axes.index(name)
+    low, high = statement.domain.dim_min_val(position), statement.domain.dim_max_val(position)
+    return (int(low.to_python()), int(high.to_python())) if low.is_int() and high.is_int() else None
+
+
+def _first(statement: Statement, name: str) -> int | None:
+    """The first point of an axis; None where sizes decide."""
+    low = statement.domain.dim_min_val(statement.axes.index(name))
+    return int(low.to_python()) if low.is_int() else None
+
+
+def _last(scop: Scop, consumer: Statement, name: str) -> Affine | None:
+    """The last point of an axis, or one behind it; None where neither numbers nor the shape of what is written say."""
+    ends = _ends(consumer, name)
+    if ends is not None:
+        return constant(ends[1])
+    for subscript, extent in zip(consumer.subscripts, scop.array(consumer.array).shape, strict=True):
+        offset = subscript - axis(name) if isinstance(subscript, Affine) else axis(name)
+        if offset.is_constant:
+            return extent - 1 - offset.constant
+    return None
 
 
 def _prefixed(relation: isl.Map, tiles: isl.Map) -> isl.Map:

@@ -161,7 +161,7 @@ def test_what_is_no_chain_of_windows_is_not_attached(operator: po.Op, sizes: dic
     assert decided(operator, 1 << 10, **sizes).attachments == ()
 
 
-def test_symbolic_sizes_are_not_attached() -> None:
+def test_tiles_of_symbolic_sizes_are_those_of_large_ones() -> None:
     @po.op(dynamic=True)
     def blurs(x: f32[M, N]):
         a, b = po.tensors("a b")
@@ -170,7 +170,11 @@ def test_symbolic_sizes_are_not_attached() -> None:
         return b
 
     scop = extract.extract(blurs.lower().program)
-    assert attach.decide(scop, dependence.compute(scop), cache_bytes=1) == AttachPlan()
+    (found,) = attach.decide(scop, dependence.compute(scop), cache_bytes=1 << 13).attachments
+    assert (found.consumer, found.axes, found.arrays) == ("b", (("i", 8), ("j", 256)), ("a",))
+    tiled = attach.apply(scop, AttachPlan((found,)))
+    assert [str(extent) for extent in tiled.scop.array("a").shape] == ["(M + 5)//8", "(N + 254)//256", "M", "N - 1"]
+    assert not tiled.scop.statement("a").domain.is_bounded() or tiled.scop.sizes == ("M", "N")
 
 
 def test_a_plan_says_what_a_tile_computes() -> None:
