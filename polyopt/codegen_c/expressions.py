@@ -347,11 +347,12 @@ class Expressions:
     @staticmethod
     def may_read_on(place: Place, context: Context) -> bool:
         """Whether lanes past the end of the loop may read what they find: numbers that nobody looks at, in a buffer of
-        ours, behind which there is room (`abi.SLACK_BYTES`). Not floats where the mask is a constant, and costs
-        nothing: what happens to lie there may be denormal, and sums of that are slow."""
+        ours, behind which there is room (`abi.SLACK_BYTES`). Floats only of a panel, whose rows end in zeros: what
+        happens to lie elsewhere may be denormal, and arithmetic on that is slow. And not those where the mask is a
+        constant, and costs nothing."""
         if place.buffer.space == "argument" or context.mask is None or context.mask != context.tail:
             return False
-        return not place.buffer.dtype.is_float or first_lanes(context.mask) is None
+        return not place.buffer.dtype.is_float or (place.buffer.padded and first_lanes(context.mask) is None)
 
     def _transposed(
         self, place: Place, expr: Load, address: memory.Address, guard: Value | None, context: Context

@@ -12,8 +12,8 @@ from math import prod
 
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import TRUE, Affine, axis
-from polyopt.fusion.axes import at_axes, axes_in, length
+from polyopt.dsl.affine import TRUE, axes_of, axis
+from polyopt.fusion.axes import assumed_length, at_axes, axes_in, starts_at_zero
 from polyopt.fusion.rewrite import cost
 from polyopt.names import unused
 
@@ -114,8 +114,9 @@ def _summand(place: _Place, reduction: ir.Reduce) -> _Place:
 
 
 def _is_shareable(place: _Place) -> bool:
-    known = all(length(a) is not None and a.lower == (Affine(0),) and len(a.upper) == 1 for a in place.axes)
-    if not known or len(place.axes) < 2 or any(isinstance(node, ir.Reduce | ir.Where) for node in ir.walk(place.value)):
+    is_box = all(a.is_resolved and starts_at_zero(a) and not axes_of(a.upper[0]) for a in place.axes)
+    has_choices = any(isinstance(node, ir.Reduce | ir.Where) for node in ir.walk(place.value))
+    if not is_box or has_choices or len(place.axes) < 2:
         return False
     return {a.name for a in place.axes} == axes_in(place.value)
 
@@ -155,7 +156,7 @@ def _matched(
 
 def _bytes(place: _Place) -> int:
     """What is kept from a reduction until its consumer has read it, if they share the other loops."""
-    return prod(length(a) or 1 for a in place.summed) * place.value.dtype.itemsize
+    return prod(assumed_length(a) for a in place.summed) * place.value.dtype.itemsize
 
 
 # --- rewriting --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 
 import islpy as isl
 
@@ -120,7 +121,7 @@ class _Planner:
         own = [d for d in (*self.dependences.ordered, *self.dependences.reductions) if d.array == array.name]
         scope = self.private_scope(users, own, tree)
         box = self.boxed(array, users, scope) if scope else None
-        if box is not None and (_unknown(box.extent) == 0 or _unknown(box.extent) < _unknown(array.shape)):
+        if box is not None and (_unknown(box.extent) == 0 or _size(box.extent) < _size(array.shape)):
             return self.folded(array, box, own, tree)
         return self.folded(array, whole(array), own, tree)
 
@@ -266,6 +267,11 @@ def _is_narrower(side: Affine, extent: Affine) -> bool:
 def _unknown(shape: Sequence[Affine]) -> int:
     """How many extents symbolic sizes decide."""
     return sum(not extent.is_constant for extent in shape)
+
+
+def _size(shape: Sequence[Affine]) -> tuple[int, int]:
+    """What tells a small shape from a large one: how many extents sizes decide, and what the others multiply to."""
+    return _unknown(shape), prod(extent.constant for extent in shape if extent.is_constant)
 
 
 def subscript_relation(relation: isl.Map, dimension: int) -> isl.Map:

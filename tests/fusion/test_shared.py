@@ -98,6 +98,15 @@ def test_other_values_are_computed_where_they_are_needed(operator: po.Op, n: int
     assert decided(operator, M=40, N=n) is None
 
 
+@pytest.mark.parametrize("dynamic", [["M"], ["N"], ["M", "N"]], ids=str)
+def test_rows_of_open_sizes_are_computed_once(dynamic: list[str]) -> None:
+    sizes = {name: 50 for name in ("M", "N") if name not in dynamic}
+    lowering = po.op(dynamic=dynamic)(rows.__wrapped__).lower(target=MACHINE, **sizes)
+    assert str(lowering.loops).count("exp(") == 1 and not lowering.fallback
+    buffer = next(found for found in lowering.storage.buffers if found.array.startswith("shared"))
+    assert buffer.scope, "a row, not the matrix"
+
+
 def test_a_gpu_computes_it_again() -> None:
     lowering = rows.lower(M=40, N=50, target="sm_80")
     assert not any(tensor.name.startswith("shared") for tensor in lowering.rewritten.tensors)
