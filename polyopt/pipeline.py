@@ -197,7 +197,8 @@ class Lowering:
             may_pair = not (self.options.is_strict or self.no_pairs)
             products = dots.decide(scop, dependences, self.options.target, floats=may_pair)
             panels = pack.decide(scop, dependences, self.options.target, products.panels, self.options.layouts)
-            panels = pack.PackPlan() if self.one_version and panels.few is not None else panels
+            if self.one_version and panels.few is not None:
+                panels, products = pack.PackPlan(), dots.DotPlan()
             if panels.packings and not picks.choose("pack operands", True, lambda: (True, False)):
                 panels, products = pack.PackPlan(), dots.DotPlan()
             packed = dots.apply(scop, copies.apply(scop, dependences, panels), products)
@@ -288,7 +289,10 @@ class Lowering:
                 batch = 0 if self.options.is_on_gpu or self.given_up else fusion_decide.BATCH
                 merge = not self.given_up
                 outer = not self.options.is_on_gpu
-                plan = fusion_decide.decide(self.scop, dependences, rows, shared, merge=merge, batch=batch, outer=outer)
+                apart = self._rewritten.apart
+                plan = fusion_decide.decide(
+                    self.scop, dependences, rows, shared, merge=merge, batch=batch, outer=outer, apart=apart
+                )
         except DefinitionError:
             self._refuse_cycles()
             raise

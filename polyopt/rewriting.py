@@ -26,6 +26,7 @@ from polyopt.fusion import (
     fronts,
     joined,
     lift,
+    long_sums,
     margins,
     narrowed,
     nested,
@@ -58,6 +59,7 @@ class Rewritten:
     """The program after rewrites, its scop, and what one-pass reductions ask of the fusion.
 
     rows:  for each statement of a cascade, the loops that it shares, outermost first
+    apart: tensors of partial results, which threads fill before others read them
     notes: a sentence for each cascade, each joined axis and each sum that is written out
     """
 
@@ -66,6 +68,7 @@ class Rewritten:
     dependences: Dependences
     rows: Mapping[str, tuple[tuple[str, Affine], ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    apart: frozenset[str] = frozenset()
 
 
 def plain(program: ir.Program, options: Options) -> Rewritten:
@@ -249,7 +252,13 @@ def _in_parts(own: privatized.Copied, options: Options, notes: tuple[str, ...]) 
     if options.is_strict:
         return _once(program, options, notes)
     plan = partials.decide(program, options.target)
-    return _once(partials.apply(program, plan), options, (*notes, *map(str, plan)))
+    once = partials.apply(program, plan)
+    if shared.decide(program, cache_bytes=options.target.l2_bytes // 4) is not None:  # a row is passed over as it is
+        return _once(once, options, (*notes, *map(str, plan)))
+    more = long_sums.decide(program, options.target, {partial.equation for partial in plan})
+    parted = partials.apply(once, more)
+    found = _once(parted, options, (*notes, *map(str, (*plan, *more))))
+    return replace(found, apart=frozenset(tensor.name for tensor in parted.tensors[len(once.tensors) :]))
 
 
 def _once(program: ir.Program, options: Options, notes: tuple[str, ...]) -> Rewritten:

@@ -2,7 +2,8 @@
 
 The outermost coincident loop of each nest is parallel if the time of what is under it repays waking the threads. It
 is handed out in few chunks of about equal time: enough to balance the threads, each long beside what a claim costs.
-Chunks depend on the trip count alone, never on the number of threads.
+Chunks depend on the trip count alone, never on the number of threads. Where a call's sizes say how many iterations a
+loop has, there may be enough of them: a chunk has so many that two of them repay the threads, and one wakes nobody.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from polyopt.classes import dataclass
 from polyopt.codegen_c import ahead, streams, work
 from polyopt.codegen_c.ahead import Ahead
 from polyopt.codegen_c.streams import Stream
+from polyopt.dsl.affine import Affine, AxisRef, FloorDiv
 from polyopt.poly.scop import Scop
-from polyopt.poly.tree import Leaf, Loop, Sequence, Tree
+from polyopt.poly.tree import Leaf, Loop, Sequence, Tree, children_of
 from polyopt.target import Target
 from polyopt.tiling.extents import Extents
 from polyopt.tiling.steps import Steps
@@ -90,8 +92,11 @@ def decide(
         least_ns = waking_ns + round(
             2 * work.handed_ns(scop, loop, target, shared)
         )  # two threads halve the time, not this
-        if _is_worth_threads(loop, ns >= least_ns):
-            parallel.append(ParallelLoop(loop.name, _chunk(_iterations(loop, extents), ns / waking_ns), round(ns)))
+        is_open = _is_open(loop, extents)
+        if _is_worth_threads(loop, is_open or ns >= least_ns):
+            worth = ns / (least_ns if is_open else waking_ns)
+            chunk = _open_chunk(loop, extents, worth) if is_open else _chunk(_iterations(loop, extents), worth)
+            parallel.append(ParallelLoop(loop.name, chunk, round(ns)))
             shared |= {scop.statement(name).array for name in loop.statements}
         else:
             too_short.append(ShortLoop(loop.name, round(ns), least_ns))
@@ -120,6 +125,23 @@ def _chunk(iterations: int, worth: float) -> int:
     return 1 if iterations <= 2 * chunks else -(-iterations // chunks)
 
 
+def _open_chunk(loop: Loop, extents: Extents, worth: float) -> int:
+    """As many iterations as a chunk of a loop has that is just worth the threads. worth: as for `_chunk`"""
+    iterations = max(_part(name, row, extents) for name, row in loop.rows)
+    return max(1, round(iterations / (CHUNKS_WORTH_WAKING * worth))) if worth > 0 else 1
+
+
+def _part(statement: str, row: Affine, extents: Extents) -> float:
+    """Iterations of a loop for a statement: less than one where an axis is taken to be shorter than a tile."""
+    match row.terms:
+        case ((AxisRef(name), 1 | -1),):
+            return extents.gained(statement, name)
+        case ((FloorDiv(numerator, divisor), _),):
+            return extents.row(statement, numerator) / divisor
+        case _:
+            return extents.row(statement, row)
+
+
 def apply(tree: Tree, mapping: CpuMapping) -> Tree:
     """Marks the parallel loops."""
     chunks = {loop.name: loop.chunk for loop in mapping.parallel}
@@ -141,9 +163,19 @@ def _iterations(loop: Loop, extents: Extents) -> int:
     return max(extents.row(name, row) for name, row in loop.rows)
 
 
+def _is_open(loop: Loop, extents: Extents) -> bool:
+    """Whether a call's sizes say how many iterations a loop has."""
+    return any(extents.is_open(name, row) for name, row in loop.rows)
+
+
+def _may_have_several(loop: Loop, extents: Extents) -> bool:
+    return _is_open(loop, extents) or _iterations(loop, extents) > 1
+
+
 def _holds_parallel(loop: Loop) -> bool:
-    """Whether the one loop directly inside could be parallel in its place."""
-    return isinstance(loop.body, Loop) and loop.body.coincident and loop.body.kind == "serial"
+    """Whether a loop directly inside could be parallel in its place."""
+    inside = [child for child in children_of(loop.body) if isinstance(child, Loop)]
+    return any(child.coincident and child.kind == "serial" for child in inside)
 
 
 def _candidates(tree: Tree, extents: Extents, outside: dict[str, int]) -> Iterator[tuple[Loop, dict[str, int]]]:
@@ -154,7 +186,7 @@ def _candidates(tree: Tree, extents: Extents, outside: dict[str, int]) -> Iterat
         case Sequence(children):
             for child in children:
                 yield from _candidates(child, extents, outside)
-        case Loop(coincident=True, kind="serial") if _iterations(tree, extents) > 1 or not _holds_parallel(tree):
+        case Loop(coincident=True, kind="serial") if _may_have_several(tree, extents) or not _holds_parallel(tree):
             yield tree, outside
         case Loop():
             spent = {name: outside.get(name, 1) * extents.row(name, tree.row(name)) for name in tree.statements}

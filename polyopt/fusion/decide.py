@@ -48,6 +48,7 @@ def decide(
     merge: bool = True,
     batch: int = 0,
     outer: bool = True,
+    apart: frozenset[str] = frozenset(),
 ) -> FusionPlan:
     """The tree of shared loops of a scop.
 
@@ -61,6 +62,7 @@ def decide(
                  read the same for them; 0 for one at a time
     outer:       whether a contraction shares loops with what has fewer results, where its register tile loses nothing;
                  a GPU has blocks of threads for each of them
+    apart:       arrays that are filled before what reads them begins
 
     Raises `DefinitionError` where an element depends on itself, `ScheduleError` where no order was found.
     """
@@ -68,7 +70,9 @@ def decide(
     shared = {name: dict(rows) for name, rows in (shared_rows or {}).items()}
     tester, roles = DistanceTester.of(scop), Roles.of(scop)
     worth = Worth(scop, roles, tiles)
-    fuser = _Fuser(scop, tester, roles, worth, dependences, tiles, shared, merges=merge, batch=batch, outer=outer)
+    fuser = _Fuser(
+        scop, tester, roles, worth, dependences, tiles, shared, merges=merge, batch=batch, outer=outer, apart=apart
+    )
     names = tuple(s.name for s in scop.statements)
     remaining = {name: fuser.axes_after(name) for name in names}
     tree = fuser.block(names, dependences.ordered, remaining, inside_parallel=False)
@@ -114,6 +118,7 @@ class _Fuser:
     merges: bool = True
     batch: int = 0
     outer: bool = True
+    apart: frozenset[str] = frozenset()
     batches: dict[str, frozenset[str]] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -334,6 +339,8 @@ class _Fuser:
         if producer.recurrent or (consumer.recurrent and not self.worth.only_starts(producer, between)):
             return None, "one side runs its loop in order"
         reason = self.worth.unprofitable(producer, consumer, between, remaining)
+        if any(d.array in self.apart and d.kind != "start" for d in between):
+            reason = "partial results are the threads' work"
         if reason:
             return None, reason
         meeting = self.updates_of_both(producer, consumer)

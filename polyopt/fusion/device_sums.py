@@ -13,11 +13,11 @@ from math import prod
 
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import TRUE, Affine, AxisRef
+from polyopt.dsl.affine import Affine, AxisRef, constant
 from polyopt.fusion.axes import axes_in, length
-from polyopt.fusion.partials import PartialSum
+from polyopt.fusion.partials import PartialSum, reductions
 from polyopt.fusion.rewrite import cost, depends_on
-from polyopt.fusion.short_sums import is_contraction, is_whole_sum
+from polyopt.fusion.short_sums import is_contraction
 from polyopt.poly.scop import Scop
 from polyopt.target import GPU_OPS_PER_BYTE, LAUNCH_BYTES, WARP, GpuTarget
 
@@ -70,32 +70,12 @@ class _Work:
 
 def decide(program: ir.Program, gpu: GpuTarget) -> tuple[PartialSum, ...]:
     """The reductions worth splitting. Static sizes only."""
-    return tuple(found for equation in program.equations for found in _in_equation(program, equation, gpu))
-
-
-def _in_equation(program: ir.Program, equation: ir.Equation, gpu: GpuTarget) -> Iterator[PartialSum]:
-    if any(len(a.upper) != 1 or a.lower != (Affine(0),) or not length(a) for a in equation.axes):
-        return
-    if equation.reducer is not None:
-        if is_whole_sum(program, equation):
-            whole = ir.Reduce(equation.reducer, equation.value, equation.reduce_axes, equation.reducer.dtype)
-            yield from _partial(program, equation, whole, None, gpu)
-    elif equation.guard == TRUE:
-        for node in dict.fromkeys(_unconditional(equation.value)):
-            yield from _partial(program, equation, node, node, gpu)
-
-
-def _unconditional(expr: ir.Expr) -> Iterator[ir.Reduce]:
-    """The reductions in a value, but for those in branches, under guards and in sums of nothing: there they may have
-    nothing to read."""
-    if isinstance(expr, ir.Where):
-        return
-    if isinstance(expr, ir.Reduce) and (expr.guard != TRUE or not all(length(a) for a in expr.axes)):
-        return
-    if isinstance(expr, ir.Reduce):
-        yield expr
-    for child in ir.children(expr):
-        yield from _unconditional(child)
+    return tuple(
+        found
+        for equation in program.equations
+        for whole, reduction in reductions(program, equation)
+        for found in _partial(program, equation, whole, reduction, gpu)
+    )
 
 
 def _partial(
@@ -123,7 +103,7 @@ def _partial(
     terms = -(-extent // (parts * aligned)) * aligned
     reason = f"whole it keeps {100 * work.busy(1):.2g} % of the GPU busy"
     count = -(-extent // terms)
-    yield PartialSum(equation.name, work.axis, count, terms, reason, reduction, whole.reducer.name)
+    yield PartialSum(equation.name, work.axis, constant(count), terms, reason, reduction, whole.reducer.name)
 
 
 def _work(

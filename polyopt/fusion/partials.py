@@ -14,14 +14,14 @@ without it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 from math import prod
 
 from polyopt import picks
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import Affine, axes_of, axis, constant
+from polyopt.dsl.affine import TRUE, Affine, axes_of, axis, constant
 from polyopt.fusion import short_sums
 from polyopt.fusion.axes import at_axes, axes_in, length
 from polyopt.fusion.short_sums import is_contraction, is_whole_sum
@@ -50,7 +50,7 @@ class PartialSum:
 
     equation:  name of the equation
     axis:      the axis whose points are shared out
-    parts:     into how many stretches
+    parts:     into how many stretches; where a size says how many points there are, it says that
     terms:     points of a stretch; the last one may have fewer
     reason:    why it is worth it
     reduction: the reduction inside the equation's value; None for an accumulation, whose whole value it is
@@ -59,7 +59,7 @@ class PartialSum:
 
     equation: str
     axis: str
-    parts: int
+    parts: Affine
     terms: int
     reason: str
     reduction: ir.Reduce | None = None
@@ -115,7 +115,7 @@ def _partial(program: ir.Program, equation: ir.Equation, target: Target) -> Part
     terms = -(-size[longest.name] // (parts * whole)) * whole
     reason = f"few results to share among threads, and {read_bytes} bytes of operands, more than stay near a core"
     reason = reason if worth else "a pick asks for them"
-    return PartialSum(equation.name, longest.name, -(-size[longest.name] // terms), terms, reason)
+    return PartialSum(equation.name, longest.name, constant(-(-size[longest.name] // terms)), terms, reason)
 
 
 def _runs_together(
@@ -130,16 +130,49 @@ def _runs_together(
     return prod(size[n] for n in free) >= LEAST_TILES * TILE and 2 * shorter <= target.l2_bytes
 
 
+def reductions(program: ir.Program, equation: ir.Equation) -> Iterator[tuple[ir.Reduce, ir.Reduce | None]]:
+    """The reductions of an equation that may be split, and where each is in its value; None for an accumulation, which
+    is all of it."""
+    if any(len(a.upper) != 1 or a.lower != (Affine(0),) or length(a) == 0 for a in equation.axes):
+        return
+    if equation.reducer is not None:
+        if is_whole_sum(program, equation):
+            yield ir.Reduce(equation.reducer, equation.value, equation.reduce_axes, equation.reducer.dtype), None
+    elif equation.guard == TRUE:
+        for node in dict.fromkeys(_unconditional(equation.value)):
+            yield node, node
+
+
+def _unconditional(expr: ir.Expr) -> Iterator[ir.Reduce]:
+    """The reductions in a value, but for those in branches, under guards and in sums of nothing, or of what may be
+    nothing: there they may have nothing to read."""
+    if isinstance(expr, ir.Where) or (isinstance(expr, ir.Reduce) and expr.guard != TRUE):
+        return
+    if isinstance(expr, ir.Reduce):
+        lengths = [length(a) for a in expr.axes]
+        if 0 in lengths:
+            return
+        yield expr
+        if None in lengths:
+            return
+    for child in ir.children(expr):
+        yield from _unconditional(child)
+
+
 def apply(program: ir.Program, plan: Sequence[PartialSum]) -> ir.Program:
     """The program with these sums split, and the last ones written out."""
-    program = split(program, plan)
+    program = split(program, plan, alike=True)
     names = {partial.equation for partial in plan}
     return short_sums.apply(program, [short for short in short_sums.decide(program) if short.equation in names])
 
 
-def split(program: ir.Program, plan: Sequence[PartialSum]) -> ir.Program:
-    """The program with these reductions split; new tensors hold the partial results, one part after the other."""
+def split(program: ir.Program, plan: Sequence[PartialSum], *, alike: bool = False) -> ir.Program:
+    """The program with these reductions split; new tensors hold the partial results, one part after the other.
+
+    alike: whether the same parts of one axis have one name, so that what reads the same may share their loop
+    """
     splitter = _Splitter({t.name for t in program.tensors} | {e.name for e in program.equations} | set(program.sizes))
+    splitter.parts = {} if alike else None
     splitter.taken |= {a.name for equation in program.equations for a in equation.bound_axes}
     equations = []
     for equation in program.equations:
@@ -156,9 +189,11 @@ class _Splitter:
     taken:   names of tensors, equations and axes
     tensors: of partial results
     filling: the equations that compute them, for the equation at hand
+    parts:   names of axes over parts that are alike, by axis, number and terms; None where each has its own
     """
 
     taken: set[str]
+    parts: dict[tuple[str, Affine, int], str] | None = None
     tensors: list[ir.Tensor] = field(default_factory=list)
     filling: list[ir.Equation] = field(default_factory=list)
 
@@ -166,6 +201,15 @@ class _Splitter:
         name = unused(wanted, self.taken)
         self.taken.add(name)
         return name
+
+    def part(self, partial: PartialSum) -> str:
+        """The name of the axis over its parts."""
+        wanted, alike = f"{partial.axis}_part", (partial.axis, partial.parts, partial.terms)
+        if self.parts is None:
+            return self.unused(wanted)
+        if alike not in self.parts:
+            self.parts[alike] = self.unused(wanted)
+        return self.parts[alike]
 
     def equation(self, equation: ir.Equation, plan: Sequence[PartialSum]) -> ir.Equation:
         """The equation, which reads its partial results."""
@@ -198,10 +242,11 @@ class _Splitter:
         accumulates: whether partial results are written as an accumulation, as the whole was
         """
         name = self.unused(f"{equation.tensor}_partial")
-        part = ir.Axis(self.unused(f"{partial.axis}_part"), (Affine(0),), (constant(partial.parts),))
+        part = ir.Axis(self.part(partial), (Affine(0),), (partial.parts,))
         first = axis(part.name) * partial.terms
         (shared,) = (a for a in whole.axes if a.name == partial.axis)
-        rest = () if length(shared) == partial.parts * partial.terms else tuple(end - first for end in shared.upper)
+        is_even = partial.parts.is_constant and length(shared) == partial.parts.constant * partial.terms
+        rest = () if is_even else tuple(end - first for end in shared.upper)
         term = ir.Axis(partial.axis, (Affine(0),), (constant(partial.terms), *rest))
         own = (part, *(a for a in equation.axes if a.name in axes_in(whole)))
         places = tuple(axis(a.name) for a in own)

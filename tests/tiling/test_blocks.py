@@ -195,7 +195,7 @@ def near(name: str) -> Target:
 
 
 def test_each_of_two_sums_passes_by() -> None:
-    (nest,) = nests(spread, M=300, N=600)
+    (nest,) = nests(spread, M=300, N=4096)
     assert nest.block and len(nest.passes) == 2
 
 
