@@ -20,6 +20,8 @@ from dataclasses import replace
 from math import prod
 from typing import Literal
 
+import islpy as isl
+
 from polyopt import dots as instructions
 from polyopt import picks
 from polyopt.classes import dataclass
@@ -37,7 +39,7 @@ from polyopt.tiling.contraction import RegisterTile
 from polyopt.tiling.copies import Grouped, Packed
 from polyopt.tiling.cost import moves
 from polyopt.tiling.extents import Extents
-from polyopt.tiling.pack import Chooser, Group, Packing, PackPlan
+from polyopt.tiling.pack import Chooser, Group, Packing, PackPlan, is_one_condition, where
 
 LEAST_REUSE = 2
 """Times that an element of the lanes' operand must be used for its copy to pay."""
@@ -86,15 +88,16 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class DotPlan:
-    """The contractions that dot instructions compute."""
+    """The contractions that dot instructions compute. few: sizes for which they do not pay, if some do not"""
 
     products: tuple[Product, ...] = ()
+    few: isl.Set | None = None
 
     @property
     def panels(self) -> PackPlan:
         """The copies, and the register tiles that they are for."""
         packings = tuple(packing for product in self.products for packing in product.packings)
-        return PackPlan(packings, {product.update: product.tile for product in self.products})
+        return PackPlan(packings, {product.update: product.tile for product in self.products}, self.few)
 
     @property
     def screened(self) -> tuple[tuple[str, str], ...]:
@@ -110,26 +113,41 @@ class DotPlan:
 
 
 def decide(scop: Scop, dependences: Dependences, target: Target, *, floats: bool = True) -> DotPlan:
-    """The contractions worth it. Static sizes only.
+    """The contractions worth it.
 
     floats: whether sums of floats may be such, too
     """
     found = tuple(dot for dot in instructions.available(target) if floats or not dot.total.is_float)
-    if scop.sizes or not found:
+    if not found:
         return DotPlan()
     roles, extents = Roles.of(scop), Extents(scop)
     held = 0 if all(dot.accumulates for dot in found) else 1  # a register holds what is to be added
-    products = []
+    products, few = [], list[isl.Set | None]()
     for statement in scop.statements:
         if roles.by_statement[statement.name].contraction and statement.name not in dependences.recurrent:
             taken = held + (instructions.WIDENED_REGISTERS if statement.value.dtype.is_float else 0)
             tiled = replace(target, vector_registers=target.vector_registers - taken)
             chooser = Chooser(statement, roles, extents, tiled)
             product = _Finder(scop, statement, chooser).find(found)
+            few.append(None)
             if product is not None:
                 products.append(product)
-    has_few = sum(product.screened is not None for product in products) <= MOST_SCREENED
-    return DotPlan(tuple(product for product in products if has_few or product.screened is None))
+                few[-1] = chooser.fewer(statement.reads[1 - product.other].read, LEAST_REUSE)
+    few_screened = sum(product.screened is not None for product in products) <= MOST_SCREENED
+    kept = tuple(product for product in products if few_screened or product.screened is None)
+    common = _in_common(scop, few) if len(kept) == len(few) else None
+    if common is not None:
+        many = scop.context.subtract(common)
+        kept = tuple(replace(p, packings=tuple(where(many, packing, scop) for packing in p.packings)) for p in kept)
+    return DotPlan(kept, common)
+
+
+def _in_common(scop: Scop, few: Sequence[isl.Set | None]) -> isl.Set | None:
+    """The sizes that are few for all products, where these agree on them; None where they do not."""
+    known = [own for own in few if own is not None]
+    if len(known) < len(few) or not known or not is_one_condition(known[0], scop.context):
+        return None
+    return known[0] if all(own.is_equal(known[0]) for own in known) else None
 
 
 @dataclass(slots=True)
@@ -177,15 +195,17 @@ class _Finder:
             return False
         points = prod(self.chooser.extents.axis(self.update.name, name) for name in self.update.axes)
         arrays = [self.scop.array(read.tensor) for read in factors]
+        if not all(array.role == "input" and all(e.is_constant for e in array.shape) for array in arrays):
+            return False
         looks = [SCREENED_REUSE * prod(extent.constant for extent in array.shape) for array in arrays]
-        if any(array.role != "input" for array in arrays) or points < max(looks):
+        if points < max(looks):
             return False
         fast = instructions.is_fast(dot, self.chooser.target)
         return picks.choose(f"{self.update.name} by {dot.name}", fast, lambda: (fast, not fast))
 
     def summed(self, beside: ir.Read, other: ir.Read) -> str | None:
-        """The axis for groups: one subscript of either operand is the axis alone, and its range is the same for all
-        results. One along which the other operand has neighbours is best, then a long one."""
+        """The axis for groups: one subscript of either operand is the axis alone, and its range is a number, the same
+        for all results. One along which the other operand has neighbours is best, then a long one."""
         reduced = self.chooser.roles.by_statement[self.update.name].reduced
         fit = [a for a in reduced if self.is_apart(a) and all(_is_alone(read, a) for read in (beside, other))]
 
@@ -195,9 +215,11 @@ class _Finder:
         return max(fit, key=merit, default=None)
 
     def is_apart(self, name: str) -> bool:
-        """Whether an axis runs from 0 to its extent whatever the others are."""
-        extent = self.chooser.extents.axis(self.update.name, name)
+        """Whether an axis runs from 0 to its extent, a number, whatever the others are."""
+        extent = self.chooser.extents.known(self.update.name, name)
         domain = self.update.domain
+        if extent is None:
+            return False
         return bool(stretched(domain, self.update.axes.index(name), extent).is_equal(domain))
 
     def start(self, other: ir.Read) -> Statement | None:
@@ -319,12 +341,15 @@ def apply(before: Scop, packed: Packed, plan: DotPlan) -> Packed:
     for product in plan.products:
         groups[product.update] = Grouped(product.axis, product.dot.points, product.tile.lanes)
         if product.offset:
-            scop = _corrected(scop, before.statement(product.update), product)
+            scop = _corrected(scop, before, product)
     return replace(packed, scop=scop, groups=groups)
 
 
-def _corrected(scop: Scop, update: Statement, product: Product) -> Scop:
-    """The scop in which the results start lower by the offset times the sums of the other operand."""
+def _corrected(scop: Scop, before: Scop, product: Product) -> Scop:
+    """The scop in which the results start lower by the offset times the sums of the other operand, for the sizes that
+    have the product."""
+    update = before.statement(product.update)
+    update = replace(update, domain=update.domain.intersect_params(scop.statement(product.update).domain.params()))
     read = update.reads[product.other].read
     names = {s.name for s in scop.statements} | {a.name for a in scop.arrays}
     # an array's name is free where those of the statements that write it are, too
@@ -334,7 +359,7 @@ def _corrected(scop: Scop, update: Statement, product: Product) -> Scop:
     written = {_name(s) for s in update.subscripts}
     free = tuple(axis_name for axis_name in own if axis_name in written)
     sums = _Sums(scop, update, read, name, free, tuple(a for a in own if a not in free))
-    (start,) = (s for s in scop.writers(update.array) if s.name != update.name)
+    (start,) = (scop.statement(s.name) for s in before.writers(update.array) if s.name != update.name)
     corrected = sums.taken_off(start, product.offset)
     statements = [corrected if s is start else s for s in scop.statements]
     return replace(scop, statements=(*sums.statements(), *statements), arrays=(*scop.arrays, sums.array()))
@@ -352,9 +377,9 @@ class _Sums:
     reduced: tuple[str, ...]
 
     def array(self) -> Array:
-        domain, axes = self.update.domain, self.update.axes  # an axis may begin late, and its elements with it
-        ends = [int(domain.dim_max_val(axes.index(name)).to_python()) + 1 for name in self.free]
-        return Array(self.name, i32, tuple(map(Affine, ends)), "local")
+        result = self.scop.array(self.update.array).shape
+        extents = {_name(s): extent for s, extent in zip(self.update.subscripts, result, strict=True)}
+        return Array(self.name, i32, tuple(extents[name] for name in self.free), "local")
 
     def statements(self) -> tuple[Statement, Statement]:
         assert self.update.reducer is not None, "a contraction sums"

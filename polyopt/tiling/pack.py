@@ -170,7 +170,7 @@ def decide(
     known = known or PackPlan()
     roles, extents = Roles.of(scop), Extents(scop)
     packings = list(known.packings)
-    few: isl.Set | None = None
+    few = known.few
     tiles = dict(known.tiles)
     for statement in scop.statements:
         is_open = statement.name not in dependences.recurrent and statement.name not in tiles
@@ -179,12 +179,12 @@ def decide(
             tile = chooser.tile()
             found = []
             for packing in chooser.packings(tile) if tile is not None else ():
-                own = chooser.few(statement.reads[packing.read].read)
-                if own is not None and not _is_one_condition(own, scop.context):
+                own = chooser.few(packing)
+                if own is not None and not is_one_condition(own, scop.context):
                     continue
                 few = own if few is None else few
                 if own is None or (few is not None and own.is_subset(few)):
-                    found.append(packing if own is None else _where(scop.context.subtract(own), packing, scop))
+                    found.append(packing if own is None else where(scop.context.subtract(own), packing, scop))
             if tile is not None and found and not chooser.passes_by(tile, found):
                 packings.extend(found)
                 tiles[statement.name] = tile
@@ -193,13 +193,13 @@ def decide(
     return PackPlan(tuple(packings), tiles, few)
 
 
-def _is_one_condition(few: isl.Set, context: isl.Set) -> bool:
+def is_one_condition(few: isl.Set, context: isl.Set) -> bool:
     """Whether a comparison tells the sizes from all others, of which there are some."""
     many = context.subtract(few).coalesce()
     return not many.is_empty() and few.n_basic_set() == many.n_basic_set() == 1
 
 
-def _where(sizes: isl.Set, packing: Packing, scop: Scop) -> Packing:
+def where(sizes: isl.Set, packing: Packing, scop: Scop) -> Packing:
     """The packing, which says for which sizes it is made."""
     condition = condition_text(condition_from_set(sizes.gist(scop.context)))
     return replace(packing, reason=f"{packing.reason}; where {condition}")
@@ -424,18 +424,36 @@ class Chooser:
         """Whether reads of a copy repay its writing."""
         return picks.agreed(f"copies of {read.tensor} for {self.update.name}", self.reuse(read) >= LEAST_REUSE)
 
-    def few(self, read: ir.Read) -> isl.Set | None:
-        """Sizes for which so few results read an element that its copy does not pay; None where there are none."""
+    def few(self, packing: Packing) -> isl.Set | None:
+        """Sizes for which so few results read an element that its copy does not pay; None where there are none, or
+        where sums would take elements that lie apart one by one without it."""
+        read = self.update.reads[packing.read].read
+        if packing.axis and not is_contiguous(read.subscripts, packing.axis) and not self.runs_along_sum(read):
+            return None
+        return self.fewer(read, LEAST_REUSE)
+
+    def fewer(self, read: ir.Read, least: int) -> isl.Set | None:
+        """Sizes for which, as far as one comparison tells, fewer results than `least` read an element; None where there
+        are none."""
         scop, domain = self.extents.scop, self.update.domain
         free = [name for name in self.roles.by_statement[self.update.name].free if name not in _axes(read)]
         known = {name: self.extents.known(self.update.name, name) for name in free}
-        several = -(-LEAST_REUSE // max(prod(extent for extent in known.values() if extent is not None), 1))
+        several = -(-least // max(prod(extent for extent in known.values() if extent is not None), 1))
         unknown = [self.update.axes.index(name) for name in free if known[name] is None]
         if not unknown or several <= 1:
             return None
-        length = domain.dim_max(unknown[-1]).sub(domain.dim_min(unknown[-1]))  # of the others there may be one point
-        few = length.lt_set(isl.PwAff.zero_on_domain(length.get_domain_space()).add_constant_val(several - 1))
-        return few.params().gist(domain.params()).intersect(scop.context).coalesce()
+        lengths = [domain.dim_max(axis).sub(domain.dim_min(axis)) for axis in unknown]
+        alike = sum(length.is_equal(lengths[-1]) for length in lengths)  # of the others there may be one point
+        each = next(points for points in range(1, several + 1) if points**alike >= several)
+        many = lengths[-1].ge_set(isl.PwAff.zero_on_domain(lengths[-1].get_domain_space()).add_constant_val(each - 1))
+        return scop.context.subtract(many.params().gist(domain.params())).coalesce()
+
+    def runs_along_sum(self, read: ir.Read) -> bool:
+        """Whether terms of a sum are neighbours, vectors of them: then lanes may run along it."""
+        reduced = self.roles.by_statement[self.update.name].reduced
+        along = [name for name in reduced if read.subscripts[-1:] == (axis(name),)]
+        width = lanes_of(self.update, self.roles, self.target)
+        return any(self.extents.axis(self.update.name, name) >= 2 * width for name in along)
 
     def depth(self, read: ir.Read) -> int:
         """Elements of the operand that one result sums over."""

@@ -178,6 +178,40 @@ def test_symbolic_sizes_are_packed_from_some_rows_on() -> None:
     assert product.lower().fallback == ""
 
 
+def _plan(op: po.Op) -> tuple[pack.PackPlan, Any]:
+    lowering = op.lower()
+    scop = extract.extract(lowering.program)
+    return pack.decide(scop, dependence.compute(scop), lowering.options.target), scop.context
+
+
+def test_rows_of_two_axes_of_one_size_count_together() -> None:
+    @po.op(dynamic=["L"])
+    def places(x: f32[L, L, 64], w: f32[96, 64]):
+        y = po.tensor("y")
+        y[i, j, k] += x[i, j, r] * w[k, r]
+        return y
+
+    r = po.index("r")
+    plan, context = _plan(places)
+    assert plan.few is not None and [packing.array for packing in plan.packings] == ["w"]
+    few = plan.few.intersect(context)
+    assert [few.is_disjoint(_at(context, L=side)) for side in (5, 6)] == [False, True]
+
+
+def test_what_lanes_would_take_one_by_one_is_copied_for_all_sizes() -> None:
+    """Images of less than 6 x 6 were convolved by scalars, sixty times as slow as those of 6 x 6."""
+
+    @po.op(dynamic=["L"])
+    def windows(x: f32[64, L + 2], w: f32[96, 64, 3]):
+        y = po.tensor("y", shape=(L, 96))
+        y[i, k] += x[c, i + r] * w[k, c, r]
+        return y
+
+    c, r = po.indices("c r")
+    plan, _ = _plan(windows)
+    assert plan.few is None and [packing.array for packing in plan.packings] == ["w"]
+
+
 @pytest.mark.parametrize("rows", [5, 50])
 def test_an_index_out_of_range_is_named_in_both_versions(rows: int) -> None:
     x, w = np.ones((rows, 7)), np.ones((7, 20))
@@ -219,7 +253,7 @@ def test_kernels_that_are_too_long_twice_have_one_version(monkeypatch: pytest.Mo
 
     lines = po.op(dynamic=True)(wide).lower().source("llvm").count("\n")
     monkeypatch.setattr(pipeline, "MOST_LINES", lines // 2)
-    lowering = po.op(dynamic=["M", "N"])(wide).lower(K=9)
+    lowering = po.op(dynamic=["M", "N"])(wide).lower(K=64)
     assert lowering.fallback == "" and "w_packed" not in str(lowering.loops)
     assert "operands are not copied for many rows: the kernel of 'wide' is too long" in str(lowering.report())
 
