@@ -18,7 +18,7 @@ from polyopt.dsl.affine import Affine, AxisRef, FloorDiv, axis
 from polyopt.dsl.ir import Const, Op
 from polyopt.dtypes import i64
 from polyopt.errors import ScheduleError
-from polyopt.loops import runs
+from polyopt.loops import bounds, runs
 from polyopt.loops.beside import rows_inside
 from polyopt.loops.body import Bodies
 from polyopt.loops.ir import (
@@ -370,6 +370,7 @@ class _Scanner:
         self.variables.pop(name, None)
         source = self.loops[name]
         found = For(variable, lower, upper, _flat(body), step, source.kind, _axis_label(name), source.chunk)
+        found = bounds.shown(found, source, self.scop)
         return found if source.kind != "vector" or _suits_lanes(found) else replace(found, kind="serial")
 
     def upper(self, condition: isl.AstExpr, sizes: frozenset[str]) -> Expr:

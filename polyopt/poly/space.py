@@ -357,6 +357,16 @@ def stretched(domain: isl.Set, position: int, stop: int) -> isl.Set:
     return free.lower_bound_val(_SET, position, 0).upper_bound_val(_SET, position, stop - 1)
 
 
+def is_independent(domain: isl.Set, position: int) -> bool:
+    """Whether one dimension runs from 0 to where it does whatever the others are."""
+    behind = domain.dim(_SET) - position - 1
+    free = domain.reset_tuple_id()
+    others = free.project_out(_SET, position, 1).insert_dims(_SET, position, 1)
+    own = free.project_out(_SET, position + 1, behind).project_out(_SET, 0, position)
+    own = own.insert_dims(_SET, 0, position).insert_dims(_SET, position + 1, behind)
+    return bool(domain.dim_min_val(position).is_zero()) and bool(others.intersect(own).is_equal(free))
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """A half-open range: from the largest of `lower` to the smallest of `upper`; an empty tuple is no bound."""

@@ -17,7 +17,7 @@ from polyopt.dsl.affine import Affine
 from polyopt.dtypes import f32, f64
 from polyopt.poly.roles import Roles
 from polyopt.poly.scop import Statement
-from polyopt.poly.space import stretched
+from polyopt.poly.space import is_independent
 from polyopt.target import Target
 from polyopt.tiling.contraction import EDGE, lanes_of
 from polyopt.tiling.extents import Extents
@@ -43,7 +43,7 @@ class SumTile:
 
 @dataclass(frozen=True, slots=True)
 class Lengthwise:
-    """Sums whose lanes run along the sum. Extents that are numbers only."""
+    """Sums whose lanes run along the sum."""
 
     roles: Roles
     steps: Steps
@@ -81,11 +81,11 @@ class Lengthwise:
                     yield (height, width), (round(cycles * (1 + EDGE * edges)), -height)
 
     def has_several(self, statement: Statement, axis: str) -> bool:
-        """Whether an axis runs from 0 over several points, whatever the others are: tiles are whole, and their sums all
-        of one length."""
-        extent = self.extents.known(statement.name, axis) or 1
-        whole = stretched(statement.domain, statement.axes.index(axis), extent)
-        return extent > 1 and bool(whole.is_equal(statement.domain))
+        """Whether an axis runs from 0 over several points, whatever the others are: the sums of a tile are all of one
+        length."""
+        return self.extents.axis(statement.name, axis) > 1 and is_independent(
+            statement.domain, statement.axes.index(axis)
+        )
 
     def is_apart(self, statement: Statement, down: str, across: str, along: str) -> bool:
         """Whether every operand lies along the sum and knows at most one of two axes of the results, either one."""

@@ -18,6 +18,7 @@ from polyopt.poly.space import (
     condition_from_set,
     greatest,
     insert_axes,
+    is_independent,
     operation_budget,
     project_onto,
     sample,
@@ -168,3 +169,20 @@ def test_what_isl_cannot_coalesce_stays_as_it_is() -> None:
     assert coalesced(halves).n_basic_set() == 1
     with operation_budget(1):
         assert coalesced(halves) is halves
+
+
+@pytest.mark.parametrize(
+    ("domain", "independent"),
+    [
+        ("{ S[i, j] : 0 <= i < 4 and 0 <= j < 9 }", (True, True)),
+        ("[N] -> { S[i, j] : 0 <= i < N and 0 <= j < 9 }", (True, True)),
+        ("[N] -> { S[i, j] : 0 <= i < N and 0 <= j < N }", (True, True)),
+        ("{ S[i, j] : 0 <= i < 4 and 0 <= j <= i }", (False, False)),
+        ("{ S[i, j] : 1 <= i < 4 and 0 <= j < 9 }", (False, True)),
+        ("[N] -> { S[i, j] : 0 <= i < 4 and i <= j < N + i }", (False, False)),
+    ],
+)
+def test_an_axis_is_independent_where_it_has_the_same_values_from_0_on(
+    domain: str, independent: tuple[bool, bool]
+) -> None:
+    assert tuple(is_independent(isl.Set(domain), position) for position in (0, 1)) == independent

@@ -101,6 +101,18 @@ def test_each_sum_is_a_statement_of_its_own_in_whole_tiles_and_at_edges() -> Non
     np.testing.assert_array_equal(y, x @ w.T)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 4, 9, 31])
+def test_rows_that_a_size_cuts_short_are_summed_one_by_one(rows: int) -> None:
+    x, w = numbers(rows, 96), numbers(11, 96)
+    loops = po.op(dynamic=["M"])(product.__wrapped__).lower(N=11, K=96, target=WIDE).loops
+    verify(loops)
+    assert "if i_tile + 4 <= M:" in str(loops)
+    assert {line.strip() for line in str(loops).splitlines() if " for k " in line} == {"vector for k in range(96):"}
+    y = np.zeros((rows, 11), np.float32)
+    interpret(loops, {"x": x, "w": w, "y": y}, {"M": rows}, seed=1)
+    np.testing.assert_array_equal(y, x @ w.T)
+
+
 def test_the_shorter_operand_is_copied_where_all_its_rows_can_begin_at_cache_lines() -> None:
     def copies(*sizes: int) -> str:
         return str(product.lower(M=sizes[0], N=sizes[1], K=sizes[2], target=WIDE).fusion)
