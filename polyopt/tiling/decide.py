@@ -423,7 +423,8 @@ class _Planner:
         for loop in chain:
             if loop is not vector:
                 others *= self.extent(loop, heavy)
-        if others < 8 and self.extent(vector, heavy) >= 2 * STRIP:
+        is_open = any(self.extents.is_open(name, vector.row(name)) for name in heavy)
+        if others < 8 and (is_open or self.extent(vector, heavy) >= 2 * STRIP):
             strip = picks.choose(f"strip of {vector.name}", STRIP, lambda: (STRIP, 4 * STRIP, STRIP // 4))
             tiles = ((vector.name, strip),)
             return NestPlan(names, (*order, vector.name), tiles, None, vector.name, "strips can run in parallel")
