@@ -174,7 +174,6 @@ def test_tiles_of_symbolic_sizes_are_those_of_large_ones() -> None:
     assert (found.consumer, found.axes, found.arrays) == ("b", (("i", 8), ("j", 256)), ("a",))
     tiled = attach.apply(scop, AttachPlan((found,)))
     assert [str(extent) for extent in tiled.scop.array("a").shape] == ["(M + 5)//8", "(N + 254)//256", "M", "N - 1"]
-    assert not tiled.scop.statement("a").domain.is_bounded() or tiled.scop.sizes == ("M", "N")
 
 
 def test_a_plan_says_what_a_tile_computes() -> None:
