@@ -252,13 +252,13 @@ def _in_parts(own: privatized.Copied, options: Options, notes: tuple[str, ...]) 
     if options.is_strict:
         return _once(program, options, notes)
     plan = partials.decide(program, options.target)
-    once = partials.apply(program, plan)
-    if shared.decide(program, cache_bytes=options.target.l2_bytes // 4) is not None:  # a row is passed over as it is
-        return _once(once, options, (*notes, *map(str, plan)))
     more = long_sums.decide(program, options.target, {partial.equation for partial in plan})
-    parted = partials.apply(once, more)
+    if more and shared.decide(program, cache_bytes=options.target.l2_bytes // 4) is not None:
+        more = ()  # a row is passed over as it is
+    some = partials.apply(program, plan)
+    parted = partials.apply(some, more)
     found = _once(parted, options, (*notes, *map(str, (*plan, *more))))
-    return replace(found, apart=frozenset(tensor.name for tensor in parted.tensors[len(once.tensors) :]))
+    return replace(found, apart=frozenset(tensor.name for tensor in parted.tensors[len(some.tensors) :]))
 
 
 def _once(program: ir.Program, options: Options, notes: tuple[str, ...]) -> Rewritten:

@@ -12,8 +12,8 @@ from math import prod
 
 from polyopt.classes import dataclass
 from polyopt.dsl import ir
-from polyopt.dsl.affine import TRUE, axes_of, axis
-from polyopt.fusion.axes import assumed_length, at_axes, axes_in, starts_at_zero
+from polyopt.dsl.affine import TRUE, axis
+from polyopt.fusion.axes import assumed_length, at_axes, axes_in, is_range
 from polyopt.fusion.rewrite import cost
 from polyopt.names import unused
 
@@ -114,9 +114,8 @@ def _summand(place: _Place, reduction: ir.Reduce) -> _Place:
 
 
 def _is_shareable(place: _Place) -> bool:
-    is_box = all(a.is_resolved and starts_at_zero(a) and not axes_of(a.upper[0]) for a in place.axes)
     has_choices = any(isinstance(node, ir.Reduce | ir.Where) for node in ir.walk(place.value))
-    if not is_box or has_choices or len(place.axes) < 2:
+    if has_choices or len(place.axes) < 2 or not all(map(is_range, place.axes)):
         return False
     return {a.name for a in place.axes} == axes_in(place.value)
 

@@ -40,8 +40,8 @@ class Extents:
         """How many more points an axis has where symbolic sizes are greater by what is assumed of them; of tiles longer
         than that it is a part of one."""
         found, times = self.scop.statement(statement), 64
-        lengths = [_length(_as_assumed(found.domain, n * ASSUMED), found.axes.index(name)) for n in (times, 2 * times)]
-        shorter, longer = lengths
+        position = found.axes.index(name)
+        shorter, longer = (_length(_as_assumed(found.domain, n * ASSUMED), position) for n in (times, 2 * times))
         return float(ASSUMED) if shorter is None or longer is None else (longer - shorter) / times
 
     def known(self, statement: str, name: str) -> int | None:
